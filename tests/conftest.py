@@ -44,7 +44,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """A test that uses a browser walks; other walks are marked by hand."""
+    """Mark tests that use a browser as walks; other walks are marked by hand."""
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.walk)
@@ -59,7 +59,7 @@ def shared():
 
 @pytest.fixture(scope="session", params=["own", "shared"] if SHARED.is_dir() else ["own"])
 def source(request):
-    """Whose numbers: our transcription's (paper_numbers.py), or those of the paper's code."""
+    """Whose golden numbers: our transcription's (paper_numbers.py), or the paper's code's."""
     return request.param
 
 
@@ -93,38 +93,40 @@ def place(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_drawing(monkeypatch):
-    """Empty plots: what is drawn is test_reports' to look at."""
+    """Plots are empty: `reports/test_plots.py` tests the drawing."""
     monkeypatch.setattr("reports.plots.draw", lambda panel: "<svg></svg>")
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """Mounts a file system of 200 kB with the given options; skips where that is not allowed."""
+    """Mounts a file system of 200 kB with the given options; skips if that is not allowed."""
     disk = tmp_path / "disk"
-    mounted = []
+    disk.mkdir()
 
     def mount(options: str = "size=200k") -> Path:
-        disk.mkdir()
-        words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
-        if shutil.which("mount") is None or subprocess.run(words, capture_output=True).returncode:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+        is_mounted = (
+            shutil.which("mount") is not None
+            and subprocess.run(command, capture_output=True).returncode == 0
+        )
+        if not is_mounted:
             pytest.skip("a small file system cannot be mounted here")
-        mounted.append(disk)
         return disk
 
     yield mount
-    for one in mounted:
-        subprocess.run(["umount", "--lazy", str(one)], check=True)
+    if disk.is_mount():
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """A browser with a profile of its own; skips where none is installed."""
+    """A browser with a new profile; skips if none is installed."""
     program = find_chromium()
     if program is None:
         pytest.skip("no chromium is installed: apt install chromium")
-    one = Browser(program, tmp_path_factory.mktemp("browser"))
-    yield one
-    one.close()
+    browser = Browser(program, tmp_path_factory.mktemp("browser"))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture
@@ -171,7 +173,9 @@ def tokenizer(tokenizer_folder):
 def source_tokenizer(source, tokenizer_folder):
     from stages.models.tokenizers import load_tokenizer
 
-    return load_tokenizer(SHARED / "tokenizer" if source == "shared" else tokenizer_folder)
+    if source == "shared":
+        return load_tokenizer(SHARED / "tokenizer")
+    return load_tokenizer(tokenizer_folder)
 
 
 @pytest.fixture(scope="session")

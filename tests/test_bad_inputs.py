@@ -1,8 +1,12 @@
-"""A bad input of each kind through the real commands: one line, status 2, nothing left behind."""
+"""Bad input of each kind, through the real commands.
+
+Each command ends in one line with status 2 and leaves no file behind.
+"""
 
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +24,34 @@ from stages.runs.files import hash_files
 from tests.lib.chat_server import GOOD, ask, chat, serving
 from tests.lib.fabricated_runs import fabricate
 from tests.lib.make_stages import run_module
-from tests.lib.rows import PAIR, POST, edited, write_folder
+from tests.lib.rows import PAIR, POST, edited, good_row, write_folder, write_rows
 
 ROOT = Path(__file__).parents[1]
-NAMED = ["--preset", "tiny", "--name", "x", "--data", "data"]
+RUN_OPTIONS = ["--preset", "tiny", "--name", "x", "--data", "data"]
 Change = Callable[[Path], object]
 
 
-def named(rows: list) -> list:
-    """The rows of a table, each called by its place and its line."""
-    return [
-        pytest.param(*row, id=f"{number} {row[-1]}".encode("ascii", "replace").decode())
-        for number, row in enumerate(rows)
-    ]
+def files_here() -> dict[str, bytes]:
+    """Everything below the working directory; a folder has no bytes."""
+    contents = {}
+    for path in Path().rglob("*"):
+        contents[str(path)] = path.read_bytes() if path.is_file() else b""
+    return contents
 
 
-def files() -> dict[str, bytes]:
-    """All that lies below the working directory; a folder has no bytes."""
-    return {str(path): path.read_bytes() if path.is_file() else b"" for path in Path().rglob("*")}
-
-
-def one_line(capsys, command: Callable[[], object]) -> str:
-    """The only line in which a command ends that must refuse, with status 2."""
-    before = files()
+def refused_line(capsys, command: Callable[[], object]) -> str:
+    """The one line with which a command ends that must be refused, with status 2."""
+    before = files_here()
     with pytest.raises(SystemExit) as ended:
         command()
+
     assert ended.value.code == 2
     printed = capsys.readouterr().err
     assert not HIDDEN.search(printed)
     assert "usage:" not in printed
     (line,) = [line for line in printed.splitlines() if "error: " in line]
     assert printed.splitlines()[-1] == line
-    assert files() == before
+    assert files_here() == before
     return line
 
 
@@ -63,89 +63,151 @@ def data(place):
 
 # -- rows ------------------------------------------------------------------------------------------
 
-TRAIN, PAIRS = "sft_train", "comparisons_train"
-ROWS: list[tuple[str, Any, str]] = [  # file, its second row, the line
-    (TRAIN, '{"id": "p1", ', "sft_train.jsonl:2: not JSON"),
-    (TRAIN, '{"id": "p1", "post": "a", "post": "b"}', "jsonl:2: key 'post' occurs twice"),
-    (TRAIN, {**POST, "title": "x " * 400}, "cannot be cut to fit"),
-    (TRAIN, {**POST, "summary": "x " * 90}, "limit"),
-    ("sft_validation", {**POST, "summary": 1.5}, "sft_validation.jsonl:2: field summary is of"),
-    (PAIRS, edited(PAIR, "summaries.0.text", None), "summaries[0].text"),
-    (
-        PAIRS,
-        {**edited(PAIR, "info.post", None), "batch": None, "choice": None},
-        "no field choice, batch, info.post",
+
+@dataclass(frozen=True, kw_only=True)
+class BadRow:
+    """The second of three rows of a file: a text as it is written, or a row."""
+
+    file: str
+    row: str | dict[str, Any]
+    line: str
+
+
+BAD_ROWS = {
+    "half a JSON object": BadRow(
+        file="sft_train",
+        row='{"id": "p1", ',
+        line="sft_train.jsonl:2: not JSON",
     ),
-]
+    "a key twice": BadRow(
+        file="sft_train",
+        row='{"id": "p1", "post": "a", "post": "b"}',
+        line="jsonl:2: key 'post' occurs twice",
+    ),
+    "a title that fills the query": BadRow(
+        file="sft_train",
+        row=POST | {"title": "x " * 400},
+        line="cannot be cut to fit",
+    ),
+    "a long summary": BadRow(
+        file="sft_train",
+        row=POST | {"summary": "x " * 90},
+        line="limit",
+    ),
+    "a number as summary": BadRow(
+        file="sft_validation",
+        row=POST | {"summary": 1.5},
+        line="sft_validation.jsonl:2: field summary is of",
+    ),
+    "a comparison without a text": BadRow(
+        file="comparisons_train",
+        row=edited(PAIR, "summaries.0.text", None),
+        line="summaries[0].text",
+    ),
+    "a comparison without three fields": BadRow(
+        file="comparisons_train",
+        row=edited(PAIR, "info.post", None) | {"batch": None, "choice": None},
+        line="no field choice, batch, info.post",
+    ),
+}
 
 
-@pytest.mark.parametrize(("file", "row", "line"), named(ROWS))
-def test_rows(data, capsys, file, row, line):
-    good = json.dumps(POST if file.startswith("sft") else PAIR).encode()
-    bad = row.encode() if isinstance(row, str) else row
-    bad = bad if isinstance(bad, bytes) else json.dumps(bad).encode()
-    (data / f"{file}.jsonl").write_bytes(b"\n".join([good, bad, good, b""]))
-    assert line in one_line(capsys, lambda: run_module(base, NAMED))
+@pytest.mark.parametrize("case", BAD_ROWS.values(), ids=BAD_ROWS)
+def test_a_bad_row_is_refused(data, capsys, case):
+    good = good_row(case.file)
+    write_rows(data / f"{case.file}.jsonl", [good, case.row, good])
+    assert case.line in refused_line(capsys, lambda: run_module(base, RUN_OPTIONS))
 
 
 def test_a_missing_file_is_named(data, capsys):
     (data / "comparisons_train.jsonl").unlink()
-    assert "comparisons_train.jsonl is missing" in one_line(capsys, lambda: run_module(base, NAMED))
+    line = refused_line(capsys, lambda: run_module(base, RUN_OPTIONS))
+    assert "comparisons_train.jsonl is missing" in line
 
 
 def test_a_missing_earlier_stage_names_the_make_command(data, capsys):
-    line = one_line(capsys, lambda: run_module(ppo, NAMED))
+    line = refused_line(capsys, lambda: run_module(ppo, RUN_OPTIONS))
     assert "make" in line
     assert "DATA=data" in line
-    assert "make data" in one_line(capsys, lambda: run_module(sft, NAMED))
+    assert "make data" in refused_line(capsys, lambda: run_module(sft, RUN_OPTIONS))
 
 
-# -- settings; what a setting may be is in test_config.py ------------------------------------------
-
-SETTINGS: list[tuple[str, str]] = [  # words of a command line, the line
-    ("--preset tny", "unknown preset 'tny': did you mean tiny"),
-    ("--preset posts", "preset posts needs posts: add DATA="),
-    ("--preset outputs", "needs a file of summaries: add INPUT="),
-    ("--name tiny-s", "NAME=tiny-s is the folder of preset tiny-s"),
-    ("--name x --upstream gone", "upstream gone has no seed 44413"),
-    ("--name x --data gone", "data.source: gone is not a file, folder or hub id"),
-    ("--name x --data bad\x1bname", "contains a control character"),
-    ("--set judge.model=gpt-6", "judge.model has no effect with judge.kind=facts"),
-    ("--name x --set eval.posts=99999", "eval.posts must be at most 600"),
-]
+# -- settings; tests/config has what a setting may be ----------------------------------------------
 
 
-@pytest.mark.parametrize(("words", "line"), named(SETTINGS))
-def test_settings(place, capsys, words, line):
-    assert line in one_line(capsys, lambda: run_module(sft, words.split(" ")))
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--preset", "tny"], "unknown preset 'tny': did you mean tiny"),
+        (["--preset", "posts"], "preset posts needs posts: add DATA="),
+        (["--preset", "outputs"], "needs a file of summaries: add INPUT="),
+        (["--name", "tiny-s"], "NAME=tiny-s is the folder of preset tiny-s"),
+        (["--name", "x", "--upstream", "gone"], "upstream gone has no seed 44413"),
+        (["--name", "x", "--data", "gone"], "data.source: gone is not a file, folder or hub id"),
+        (["--name", "x", "--data", "bad\x1bname"], "contains a control character"),
+        (["--set", "judge.model=gpt-6"], "judge.model has no effect with judge.kind=facts"),
+        (["--name", "x", "--set", "eval.posts=99999"], "eval.posts must be at most 600"),
+    ],
+    ids=[
+        "unknown preset",
+        "no posts",
+        "no file of summaries",
+        "name of another preset",
+        "unknown upstream",
+        "missing data",
+        "control character",
+        "setting without effect",
+        "too many posts",
+    ],
+)
+def test_bad_settings_are_refused(place, capsys, options, line):
+    assert line in refused_line(capsys, lambda: run_module(sft, options))
     assert not list(place.iterdir())
 
 
 # -- models and tokenizers -------------------------------------------------------------------------
 
 
-def config_with(**values: Any) -> Change:
-    """A change of a model's config.json."""
+def set_fields(name: str, **values: Any) -> Change:
+    """Changes values of a JSON file."""
 
     def change(folder: Path) -> None:
-        path = folder / "config.json"
+        path = folder / name
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
     return change
 
 
-def cut(name: str, size: int) -> Change:
-    """A file of which only the first bytes are left."""
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:size])
+def cut_file(name: str, size: int) -> Change:
+    """Leaves only the first bytes of a file."""
+
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:size])
+
+    return change
 
 
-def written(name: str, text: str) -> Change:
-    """A file with another text."""
-    return lambda folder: (folder / name).write_text(text)
+def write_file(name: str, text: str) -> Change:
+    """Replaces the text of a file."""
+
+    def change(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return change
 
 
-def a_folder(name: str) -> Change:
-    """A folder where a file belongs."""
+def delete_file(name: str) -> Change:
+    """Deletes a file."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+
+    return change
+
+
+def replace_by_folder(name: str) -> Change:
+    """Puts a folder where a file belongs."""
 
     def change(folder: Path) -> None:
         (folder / name).unlink()
@@ -154,8 +216,8 @@ def a_folder(name: str) -> Change:
     return change
 
 
-def only_bin(content: bytes) -> Change:
-    """Weights in the old format."""
+def replace_weights_by_pickle(content: bytes) -> Change:
+    """Puts a file of weights in the old format in place of the safetensors."""
 
     def change(folder: Path) -> None:
         (folder / "model.safetensors").unlink()
@@ -164,48 +226,97 @@ def only_bin(content: bytes) -> Change:
     return change
 
 
-NEW, OLD = (f"model/{name} does not load" for name in ("model.safetensors", "pytorch_model.bin"))
-MODELS: list[tuple[str, Change, str]] = [
-    ("half of the weights", cut("model.safetensors", 500), NEW),
-    ("weights are text", written("model.safetensors", "hello"), NEW),
-    ("old weights are a program", only_bin(b"cos\nsystem\n(S'touch hacked'\ntR."), OLD),
-    ("another width", config_with(hidden_size=64), "differ from those in its config.json"),
-    ("a layer too many", config_with(num_hidden_layers=3), "model model lacks"),
-    ("a layer too few", config_with(num_hidden_layers=1), "has unexpected"),
-    ("code of its own", config_with(model_type="x", auto_map={"AutoConfig": "x.Y"}), "not load: "),
-    ("gptq", config_with(quantization_config={"quant_method": "gptq"}), "is quantized (gptq)"),
-    ("an encoder", config_with(model_type="bert"), "model model lacks"),
-    ("config is a folder", a_folder("config.json"), "does not load"),
-]
-TOKENIZERS: list[tuple[str, Change, str]] = [
-    ("cut", cut("tokenizer.json", 200), "tokenizer tokenizer does not load"),
-    ("a list", written("tokenizer_config.json", "[]"), "tokenizer tokenizer does not load"),
-    ("no EOS", written("tokenizer_config.json", "{}"), "has no EOS token"),
-    ("none", lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer tokenizer "),
-]
+@dataclass(frozen=True, kw_only=True)
+class BadFolder:
+    """A change that spoils the folder of a model or tokenizer."""
+
+    change: Change
+    line: str
 
 
-@pytest.mark.parametrize(("what", "change", "line"), named(MODELS))
-def test_models(data, policy_folder, capsys, what, change, line):
+BAD_MODELS = {
+    "half of the weights": BadFolder(
+        change=cut_file("model.safetensors", 500),
+        line="model/model.safetensors does not load",
+    ),
+    "weights are text": BadFolder(
+        change=write_file("model.safetensors", "hello"),
+        line="model/model.safetensors does not load",
+    ),
+    "old weights are a program": BadFolder(
+        change=replace_weights_by_pickle(b"cos\nsystem\n(S'touch hacked'\ntR."),
+        line="model/pytorch_model.bin does not load",
+    ),
+    "another width": BadFolder(
+        change=set_fields("config.json", hidden_size=64),
+        line="differ from those in its config.json",
+    ),
+    "a layer too many": BadFolder(
+        change=set_fields("config.json", num_hidden_layers=3),
+        line="model model lacks",
+    ),
+    "a layer too few": BadFolder(
+        change=set_fields("config.json", num_hidden_layers=1),
+        line="has unexpected",
+    ),
+    "code of its own": BadFolder(
+        change=set_fields("config.json", model_type="x", auto_map={"AutoConfig": "x.Y"}),
+        line="not load: ",
+    ),
+    "gptq": BadFolder(
+        change=set_fields("config.json", quantization_config={"quant_method": "gptq"}),
+        line="is quantized (gptq)",
+    ),
+    "an encoder": BadFolder(
+        change=set_fields("config.json", model_type="bert"),
+        line="model model lacks",
+    ),
+    "config is a folder": BadFolder(
+        change=replace_by_folder("config.json"),
+        line="does not load",
+    ),
+}
+BAD_TOKENIZERS = {
+    "cut": BadFolder(
+        change=cut_file("tokenizer.json", 200),
+        line="tokenizer tokenizer does not load",
+    ),
+    "a list": BadFolder(
+        change=write_file("tokenizer_config.json", "[]"),
+        line="tokenizer tokenizer does not load",
+    ),
+    "no EOS": BadFolder(
+        change=write_file("tokenizer_config.json", "{}"),
+        line="has no EOS token",
+    ),
+    "missing": BadFolder(
+        change=delete_file("tokenizer.json"),
+        line="tokenizer tokenizer ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MODELS.values(), ids=BAD_MODELS)
+def test_a_bad_model_is_refused(data, policy_folder, capsys, case):
     shutil.copytree(policy_folder, "model")
-    change(Path("model"))
-    own = ["--set", "base.checkpoint=model", "base.tokenizer="]
-    assert line in one_line(capsys, lambda: run_module(base, [*NAMED, *own])), what
+    case.change(Path("model"))
+    options = [*RUN_OPTIONS, "--set", "base.checkpoint=model", "base.tokenizer="]
+    assert case.line in refused_line(capsys, lambda: run_module(base, options))
 
 
-@pytest.mark.parametrize(("what", "change", "line"), named(TOKENIZERS))
-def test_tokenizers(data, tokenizer_folder, capsys, what, change, line):
+@pytest.mark.parametrize("case", BAD_TOKENIZERS.values(), ids=BAD_TOKENIZERS)
+def test_a_bad_tokenizer_is_refused(data, tokenizer_folder, capsys, case):
     shutil.copytree(tokenizer_folder, "tokenizer")
-    change(Path("tokenizer"))
-    words = [*NAMED, "--tokenizer", "tokenizer"]
-    assert line in one_line(capsys, lambda: run_module(base, words)), what
+    case.change(Path("tokenizer"))
+    options = [*RUN_OPTIONS, "--tokenizer", "tokenizer"]
+    assert case.line in refused_line(capsys, lambda: run_module(base, options))
 
 
 # -- state on disk ---------------------------------------------------------------------------------
 
 
-def without(name: str, key: str) -> Change:
-    """A JSON file of which a person has taken a key out."""
+def delete_key(name: str, key: str) -> Change:
+    """Deletes a key of a JSON file, as a person could."""
 
     def change(folder: Path) -> None:
         values = json.loads((folder / name).read_text())
@@ -215,81 +326,25 @@ def without(name: str, key: str) -> Change:
     return change
 
 
-def with_value(name: str, path: str, value: Any) -> Change:
-    """A JSON or JSONL file in which a person has changed a value, of the first row."""
+def edit_json(name: str, path: str, value: Any) -> Change:
+    """Changes a value of a JSON file, as a person could; the path is that of `edited`."""
 
     def change(folder: Path) -> None:
-        first, *rest = (folder / name).read_text().split("\n" if name.endswith("l") else "\0")
-        text = json.dumps(edited(json.loads(first), path, value))
-        (folder / name).write_text("\n".join([text, *rest]))
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(edited(values, path, value)))
 
     return change
 
 
-STATE: list[tuple[Change, str, str]] = [  # a change of a finished run, a command, the line
-    (written("sft/manifest.json", "{"), "look", "sft/manifest.json is not JSON"),
-    (
-        written("sft/manifest.json", "{}"),
-        "look",
-        "sft/manifest.json is not a manifest of this project",
-    ),
-    (
-        without("sft/manifest.json", "sizes"),
-        "look",
-        "sft/manifest.json is not a manifest of this project",
-    ),
-    (a_folder("sft/manifest.json"), "look", "there is a folder in place of this file"),
-    (
-        with_value("ppo/metrics.jsonl", "objective/kl", "low"),
-        "page",
-        "stage ppo has changed on disk (metrics.jsonl)",
-    ),
-    (
-        with_value("judge/facts/judgements.jsonl", "verdict", "nobody"),
-        "page",
-        "stage judge has changed on disk (",
-    ),
-    *(
-        (with_value("sft/config.json", key, value), "named", f"sft/config.json: {line}")
-        for key, value, line in (
-            ("ppo.kl_coef", "high", "ppo.kl_coef must be a number, not 'high': restore it"),
-            ("ppo.batch_size", -8, "ppo.batch_size must be above 0"),
-            ("seed", "one", "seed must be a whole number"),
-            ("overrides", [1], "overrides.0 must be text, not 1"),
-        )
-    ),
-    (
-        with_value("rm/config.json", "rm", [8]),
-        "upstream",
-        "rm/config.json: rm must contain settings",
-    ),
-    (written("../../hub.json", "[]"), "hub", "hub.json is not a JSON object"),
-    (written("judge_cache", "garbage"), "cache", "judge_cache: the cache of replies fails"),
-]
+def edit_first_row(name: str, field: str, value: Any) -> Change:
+    """Changes a value in the first row of a JSONL file, as a person could."""
 
+    def change(folder: Path) -> None:
+        first_row, *others = (folder / name).read_text().split("\n")
+        row = json.loads(first_row) | {field: value}
+        (folder / name).write_text("\n".join([json.dumps(row), *others]))
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A folder with a fabricated run, whose manifests name all files as those of stages do."""
-    root = tmp_path_factory.mktemp("finished")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        fabricate(make_config("tiny"))
-        row: dict[str, Any] = {
-            "policy": "ppo",
-            "id": "p",
-            "order": "policy_first",
-            "verdict": "tie",
-        }
-        Path("runs/tiny/seed44413/judge/facts/judgements.jsonl").write_text(json.dumps(row) + "\n")
-        row = {"step": 1, "query": "q", "response": "r"}
-        Path("runs/tiny/seed44413/ppo/samples.jsonl").write_text(json.dumps(row) + "\n")
-        for path in Path("runs").rglob("manifest.json"):
-            made = json.loads(path.read_text())
-            made["outputs"] = hash_files(path.parent, ["manifest.json"])
-            made["sizes"] = {name: (path.parent / name).stat().st_size for name in made["outputs"]}
-            path.write_text(json.dumps(made))
-    return root
+    return change
 
 
 @in_one_line()
@@ -297,105 +352,304 @@ def open_cache() -> None:
     ReplyCache(Path("runs/tiny/seed44413/judge_cache"))
 
 
-COMMANDS: dict[str, Callable[[], object]] = {
-    "look": lambda: make(["ppo", "PRESET=tiny", "DRY=1"]),
-    "page": lambda: run_module(run_page, ["--preset", "tiny"]),
-    "replace": lambda: make(["ppo", "PRESET=tiny", "DRY=1", "REPLACE=1"]),
-    "hub": lambda: run_module(base, ["--preset", "pythia-70m"]),
-    "cache": open_cache,
-    "named": lambda: make(["ppo", "NAME=tiny", "DRY=1"]),
-    "upstream": lambda: run_module(ppo, ["--preset", "tiny", "--name", "x", "--upstream", "tiny"]),
+def plan_ppo() -> None:
+    make(["ppo", "PRESET=tiny", "DRY=1"])
+
+
+def plan_ppo_by_name() -> None:
+    make(["ppo", "NAME=tiny", "DRY=1"])
+
+
+def write_run_page() -> None:
+    run_module(run_page, ["--preset", "tiny"])
+
+
+def train_from_upstream() -> None:
+    run_module(ppo, ["--preset", "tiny", "--name", "x", "--upstream", "tiny"])
+
+
+def fetch_from_hub() -> None:
+    run_module(base, ["--preset", "pythia-70m"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadState:
+    """A change of a finished run, and a command that reads what was changed."""
+
+    change: Change
+    command: Callable[[], object]
+    line: str
+
+
+BAD_STATES = {
+    "manifest is half a JSON object": BadState(
+        change=write_file("sft/manifest.json", "{"),
+        command=plan_ppo,
+        line="sft/manifest.json is not JSON",
+    ),
+    "manifest is empty": BadState(
+        change=write_file("sft/manifest.json", "{}"),
+        command=plan_ppo,
+        line="sft/manifest.json is not a manifest of this project",
+    ),
+    "manifest lacks a key": BadState(
+        change=delete_key("sft/manifest.json", "sizes"),
+        command=plan_ppo,
+        line="sft/manifest.json is not a manifest of this project",
+    ),
+    "manifest is a folder": BadState(
+        change=replace_by_folder("sft/manifest.json"),
+        command=plan_ppo,
+        line="there is a folder in place of this file",
+    ),
+    "edited metrics": BadState(
+        change=edit_first_row("ppo/metrics.jsonl", "objective/kl", "low"),
+        command=write_run_page,
+        line="stage ppo has changed on disk (metrics.jsonl)",
+    ),
+    "edited verdicts": BadState(
+        change=edit_first_row("judge/facts/judgements.jsonl", "verdict", "nobody"),
+        command=write_run_page,
+        line="stage judge has changed on disk (",
+    ),
+    "a text as number": BadState(
+        change=edit_json("sft/config.json", "ppo.kl_coef", "high"),
+        command=plan_ppo_by_name,
+        line="sft/config.json: ppo.kl_coef must be a number, not 'high': restore it",
+    ),
+    "a negative batch": BadState(
+        change=edit_json("sft/config.json", "ppo.batch_size", -8),
+        command=plan_ppo_by_name,
+        line="sft/config.json: ppo.batch_size must be above 0",
+    ),
+    "a text as seed": BadState(
+        change=edit_json("sft/config.json", "seed", "one"),
+        command=plan_ppo_by_name,
+        line="sft/config.json: seed must be a whole number",
+    ),
+    "a number as override": BadState(
+        change=edit_json("sft/config.json", "overrides", [1]),
+        command=plan_ppo_by_name,
+        line="sft/config.json: overrides.0 must be text, not 1",
+    ),
+    "a list as section": BadState(
+        change=edit_json("rm/config.json", "rm", [8]),
+        command=train_from_upstream,
+        line="rm/config.json: rm must contain settings",
+    ),
+    "a list as hub.json": BadState(
+        change=write_file("../../hub.json", "[]"),
+        command=fetch_from_hub,
+        line="hub.json is not a JSON object",
+    ),
+    "a damaged reply cache": BadState(
+        change=write_file("judge_cache", "garbage"),
+        command=open_cache,
+        line="judge_cache: the cache of replies fails",
+    ),
 }
 
 
-@pytest.mark.parametrize(("change", "command", "line"), named(STATE))
-def test_state_on_disk(finished, place, capsys, change, command, line):
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder with a fabricated run whose manifests list all files, as those of real stages do."""
+    root = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        fabricate(make_config("tiny"))
+        run = Path("runs/tiny/seed44413")
+        verdict = {"policy": "ppo", "id": "p", "order": "policy_first", "verdict": "tie"}
+        write_rows(run / "judge/facts/judgements.jsonl", [verdict])
+        sample = {"step": 1, "query": "q", "response": "r"}
+        write_rows(run / "ppo/samples.jsonl", [sample])
+        for path in Path("runs").rglob("manifest.json"):
+            list_outputs(path)
+    return root
+
+
+def list_outputs(manifest_path: Path) -> None:
+    """Add the hash and the size of every file of a stage to its manifest."""
+    folder = manifest_path.parent
+    manifest = json.loads(manifest_path.read_text())
+    manifest["outputs"] = hash_files(folder, ["manifest.json"])
+    manifest["sizes"] = {name: (folder / name).stat().st_size for name in manifest["outputs"]}
+    manifest_path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("case", BAD_STATES.values(), ids=BAD_STATES)
+def test_bad_state_on_disk_is_refused(finished, place, capsys, case):
     shutil.copytree(finished, place, dirs_exist_ok=True)
-    change(place / "runs/tiny/seed44413")
-    assert line in one_line(capsys, COMMANDS[command])
+    case.change(place / "runs/tiny/seed44413")
+    assert case.line in refused_line(capsys, case.command)
 
 
-# -- summaries of others, and a server ------------------------------------------------------------
+# -- existing summaries ----------------------------------------------------------------------------
 
-GIVEN: dict[str, Any] = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
+SUMMARY: dict[str, Any] = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
 
 
-def lines(*rows: dict[str, Any]) -> bytes:
-    """A JSONL file."""
+def jsonl(*rows: dict[str, Any]) -> bytes:
+    """The content of a JSONL file."""
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-OUTPUTS: list[tuple[str, bytes, str]] = [  # a file's name, its content, the line
-    ("x.jsonl", b"", "contains no summaries"),
-    ("x.jsonl", b"{\n", "x.jsonl:1: not JSON"),
-    (
-        "x.jsonl",
-        lines({"id": 1, "text": "p", "summary": "s"}),
-        "no column post, reference: name it",
-    ),
-    ("x.jsonl", lines(GIVEN | {"summary": 3}), "has type int: write it as text"),
-    ("x.jsonl", lines(GIVEN, GIVEN | {"summary": "t"}), "x.jsonl:2: post 1 of system x is also at"),
-    ("x.jsonl", lines(GIVEN, GIVEN | {"system": "b", "post": "q"}), "the post of id 1 differs"),
-    ("x.csv", b"id,post\n1\n", "has 1 cells, but the header has 2"),
-    ("x.parquet", b"x", "not a Parquet file"),
-    (
-        "x.csv",
-        b"id,post,summary,reference\n1,p,NaN,r\n",
-        "x.csv:2: column summary is null (a cell such as NaN or None)",
-    ),
-    ("x.json", b'[{"id": 1, "id": 2}]', "x.json:1: key 'id' occurs twice"),
-    (
-        "x.jsonl",
-        lines(GIVEN | {"query": "q"}),
-        "x.jsonl:1: columns post and query may both be the post: drop one, or name",
-    ),
-    (
-        "x.csv",
-        b"id,post,summary,reference\n1,\"[{'role': 'user', 'content': 'p'}]\",s,r\n",
-        "x.csv:2: column post is a printed list of messages",
-    ),
-    ("x.jsonl", lines(GIVEN | {"summary": "x " * 6000}), "x.jsonl:1: column summary has 12,000 ch"),
-    ("x.xlsx", b"x", "a file of an unknown type"),
-]
+@dataclass(frozen=True, kw_only=True)
+class BadFile:
+    """A file of existing summaries."""
+
+    name: str
+    content: bytes
+    line: str
 
 
-@pytest.mark.parametrize(("name", "content", "line"), named(OUTPUTS))
-def test_outputs(place, capsys, name, content, line):
-    Path(name).write_bytes(content)
-    words = ["--preset", "outputs", "--set", f"outputs.file={name}", "judge.kind=openai"]
-    assert line in one_line(capsys, lambda: run_module(outputs, words))
+BAD_FILES = {
+    "empty": BadFile(
+        name="x.jsonl",
+        content=b"",
+        line="contains no summaries",
+    ),
+    "half a JSON object": BadFile(
+        name="x.jsonl",
+        content=b"{\n",
+        line="x.jsonl:1: not JSON",
+    ),
+    "two columns missing": BadFile(
+        name="x.jsonl",
+        content=jsonl({"id": 1, "text": "p", "summary": "s"}),
+        line="no column post, reference: name it",
+    ),
+    "a number as summary": BadFile(
+        name="x.jsonl",
+        content=jsonl(SUMMARY | {"summary": 3}),
+        line="has type int: write it as text",
+    ),
+    "a post twice": BadFile(
+        name="x.jsonl",
+        content=jsonl(SUMMARY, SUMMARY | {"summary": "t"}),
+        line="x.jsonl:2: post 1 of system x is also at",
+    ),
+    "two posts with one id": BadFile(
+        name="x.jsonl",
+        content=jsonl(SUMMARY, SUMMARY | {"system": "b", "post": "q"}),
+        line="the post of id 1 differs",
+    ),
+    "a missing cell": BadFile(
+        name="x.csv",
+        content=b"id,post\n1\n",
+        line="has 1 cells, but the header has 2",
+    ),
+    "no Parquet": BadFile(
+        name="x.parquet",
+        content=b"x",
+        line="not a Parquet file",
+    ),
+    "NaN as summary": BadFile(
+        name="x.csv",
+        content=b"id,post,summary,reference\n1,p,NaN,r\n",
+        line="x.csv:2: column summary is null (a cell such as NaN or None)",
+    ),
+    "a key twice": BadFile(
+        name="x.json",
+        content=b'[{"id": 1, "id": 2}]',
+        line="x.json:1: key 'id' occurs twice",
+    ),
+    "both a post and a query": BadFile(
+        name="x.jsonl",
+        content=jsonl(SUMMARY | {"query": "q"}),
+        line="x.jsonl:1: columns post and query may both be the post: drop one, or name",
+    ),
+    "a printed list of messages": BadFile(
+        name="x.csv",
+        content=b"id,post,summary,reference\n1,\"[{'role': 'user', 'content': 'p'}]\",s,r\n",
+        line="x.csv:2: column post is a printed list of messages",
+    ),
+    "a long summary": BadFile(
+        name="x.jsonl",
+        content=jsonl(SUMMARY | {"summary": "x " * 6000}),
+        line="x.jsonl:1: column summary has 12,000 ch",
+    ),
+    "an unknown type": BadFile(
+        name="x.xlsx",
+        content=b"x",
+        line="a file of an unknown type",
+    ),
+}
 
 
-def refusal(status: int, text: str = "no way", **more: str) -> tuple[int, Any]:
+@pytest.mark.parametrize("case", BAD_FILES.values(), ids=BAD_FILES)
+def test_a_bad_file_of_summaries_is_refused(place, capsys, case):
+    Path(case.name).write_bytes(case.content)
+    overrides = [f"outputs.file={case.name}", "judge.kind=openai"]
+    options = ["--preset", "outputs", "--set", *overrides]
+    assert case.line in refused_line(capsys, lambda: run_module(outputs, options))
+
+
+# -- a server --------------------------------------------------------------------------------------
+
+
+def refusal(status: int, text: str = "no way", **fields: str) -> tuple[int, Any]:
     """A refusal as the protocol spells it."""
-    return status, {"error": {"message": text, **more}}
+    return status, {"error": {"message": text, **fields}}
 
 
-SERVER: list[tuple[Any, str]] = [  # what it answers, the line
-    (refusal(401, "line\nbreak"), "401"),
-    (refusal(401, "\x1b[31mred"), "\\u001b[31mred"),
-    (refusal(429, code="insufficient_quota"), "quota"),
-    (refusal(500), "run the same command again"),
-    ((200, "<html>a page</html>"), "base_url"),
-    ((200, {"choices": []}), "run the same command again"),
-    (chat(GOOD, model="another"), "another"),
-]
+@dataclass(frozen=True, kw_only=True)
+class BadAnswer:
+    """What a server answers."""
+
+    answer: tuple[int, Any]
+    line: str
 
 
-@pytest.mark.parametrize(("answer", "line"), named(SERVER))
-def test_server(judge_environment, place, capsys, answer, line):
+BAD_ANSWERS = {
+    "a refused key": BadAnswer(
+        answer=refusal(401, "line\nbreak"),
+        line="401",
+    ),
+    "an escape sequence": BadAnswer(
+        answer=refusal(401, "\x1b[31mred"),
+        line="\\u001b[31mred",
+    ),
+    "no quota": BadAnswer(
+        answer=refusal(429, code="insufficient_quota"),
+        line="quota",
+    ),
+    "a server error": BadAnswer(
+        answer=refusal(500),
+        line="run the same command again",
+    ),
+    "a web page": BadAnswer(
+        answer=(200, "<html>a page</html>"),
+        line="base_url",
+    ),
+    "no choices": BadAnswer(
+        answer=(200, {"choices": []}),
+        line="run the same command again",
+    ),
+    "another model": BadAnswer(
+        answer=chat(GOOD, model="another"),
+        line="another",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ANSWERS.values(), ids=BAD_ANSWERS)
+def test_a_bad_answer_of_a_server_ends_the_command(judge_environment, place, capsys, case):
     @in_one_line()
-    def question(server) -> None:
+    def ask_once(server) -> None:
         ask(server, max_retries=1)
 
-    with serving(lambda number, body: answer) as server, pytest.raises(SystemExit) as ended:
-        question(server)
+    with serving(lambda number, body: case.answer) as server, pytest.raises(SystemExit) as ended:
+        ask_once(server)
+
     assert ended.value.code == 2
     (printed,) = capsys.readouterr().err.splitlines()
-    assert line in printed
+    assert case.line in printed
     assert not HIDDEN.search(printed)
 
 
-def test_an_unknown_option_of_a_page_is_one_line(place, capsys):
-    line = one_line(capsys, lambda: run_module(run_page, ["--no-such-option", "x"]))
-    assert "--no-such-option" in line
+# -- options ---------------------------------------------------------------------------------------
+
+
+def test_an_unknown_option_of_a_page_is_refused(place, capsys):
+    options = ["--no-such-option", "x"]
+    assert "--no-such-option" in refused_line(capsys, lambda: run_module(run_page, options))

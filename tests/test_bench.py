@@ -1,4 +1,4 @@
-"""`make bench`: one update of ours and of TRL on the same work, the lower bound, and the page."""
+"""`make bench` measures an update of ours and of TRL on the same work, and writes a page."""
 
 import json
 import sys
@@ -33,19 +33,24 @@ LAYERS = 2
 # -- measuring -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("algorithm", "samples"), [("ppo", 1), ("rloo", 4)])
-def test_an_update_is_measured_with_its_peak_and_tokens(tmp_path, algorithm, samples):
-    case = parse_case(f"tiny-s:4:2:{algorithm}".removesuffix(":ppo"), CASE.overrides)
-    config = case.make_config()
+@pytest.mark.parametrize(
+    ("shape", "algorithm", "samples_per_query"),
+    [("tiny-s:4:2", "ppo", 1), ("tiny-s:4:2:rloo", "rloo", 4)],
+    ids=["ppo", "rloo"],
+)
+def test_an_update_is_measured_with_its_peak_and_tokens(
+    tmp_path, shape, algorithm, samples_per_query
+):
+    config = parse_case(shape, CASE.overrides).make_config()
     settings = getattr(config, algorithm)
 
     ours.prepare(config, settings, tmp_path)
     update = ours.measure_update(config, settings, tmp_path)
 
     lengths = [len(query) for query in read_json(tmp_path / "queries.json")]
-    assert len(lengths) == 4 // samples
-    read = samples * sum(lengths)
-    assert read < update.tokens <= read + 4 * RESPONSE
+    assert len(lengths) == 4 // samples_per_query
+    query_tokens = samples_per_query * sum(lengths)
+    assert query_tokens < update.tokens <= query_tokens + 4 * RESPONSE
     assert update.seconds > 0
     assert update.peak > 0
     assert update.matrix_rate > 1e8
@@ -120,10 +125,16 @@ def test_the_operations_of_an_update_are_those_of_a_hand_count(
 
 def test_a_shape_is_preset_batch_and_microbatch():
     case = parse_case("pythia-14m:32:8")
-    assert (case.preset, case.batch, case.microbatch) == ("pythia-14m", 32, 8)
+    assert case.preset == "pythia-14m"
+    assert case.batch == 32
+    assert case.microbatch == 8
     assert case.algorithm == "ppo"
-    assert parse_case("pythia-14m:32:8:rloo").algorithm == "rloo"
-    assert parse_case("pythia-14m:32:8:rloo").name == "pythia-14m:32:8:rloo"
+
+
+def test_a_shape_may_name_rloo():
+    case = parse_case("pythia-14m:32:8:rloo")
+    assert case.algorithm == "rloo"
+    assert case.name == "pythia-14m:32:8:rloo"
 
 
 @pytest.mark.parametrize(
@@ -175,32 +186,43 @@ def test_trl_that_fails_is_one_line(tmp_path):
     assert "missing" in refusal_of(compare.measure_trl, Path(sys.executable), tmp_path)
 
 
-def test_a_shape_that_fails_is_left_out_and_the_others_are_kept(tmp_path, monkeypatch):
-    def run(words, result):
-        if "tiny:4:2" in words:
-            raise UserError("no memory")
-        return {} if "prepare" in words else asdict(our_update(seconds=1.0, peak=1))
+def fail_if_words_contain(word, monkeypatch):
+    """Measuring takes one second, but a process with this word in its command fails."""
 
-    monkeypatch.setattr(compare, "run_process", run)
+    def run_process(words, result):
+        if word in words:
+            raise UserError("no memory")
+        if "prepare" in words:
+            return {}
+        return asdict(our_update(seconds=1.0, peak=1))
+
+    monkeypatch.setattr(compare, "run_process", run_process)
     monkeypatch.setattr(compare, "install_trl", lambda: None)
+
+
+def test_a_shape_that_fails_is_left_out_and_the_others_are_kept(tmp_path, monkeypatch):
+    fail_if_words_contain("tiny:4:2", monkeypatch)
     bench = bench_of()
+
     compare.measure_cases(bench, [parse_case("tiny:4:2"), parse_case("tiny:8:4")], tmp_path)
+
     assert [comparison.case.name for comparison in bench.comparisons] == ["tiny:8:4"]
     assert bench.notes == ["tiny:4:2: no memory"]
     assert not (tmp_path / "work").exists()
+
+
+def test_if_all_shapes_fail_the_command_fails(tmp_path, monkeypatch):
+    fail_if_words_contain("tiny:4:2", monkeypatch)
     line = refusal_of(compare.measure_cases, bench_of(), [parse_case("tiny:4:2")], tmp_path)
     assert line == "tiny:4:2: no memory"
 
 
 def test_trl_that_fails_is_a_note_and_ours_is_measured(tmp_path, monkeypatch):
-    def run(words, result):
-        if "tests.bench.trl_update" in words:
-            raise UserError("no memory")
-        return asdict(our_update(seconds=1.0, peak=1))
-
-    monkeypatch.setattr(compare, "run_process", run)
+    fail_if_words_contain("tests.bench.trl_update", monkeypatch)
     bench = bench_of()
+
     comparison = compare.measure_case(bench, CASE, tmp_path, Path("python"))
+
     assert len(comparison.ours) == 2
     assert comparison.trl == []
     assert bench.notes == ["TRL 1.9.2 at tiny-s:4:2: no memory"]
@@ -234,7 +256,8 @@ def bench_of(*comparisons):
     )
 
 
-def both():
+def measured_both():
+    """Two runs of ours and two of TRL."""
     return Comparison(
         case=CASE,
         ours=[our_update(seconds=20.0, peak=3_000_000), our_update(seconds=22.0, peak=2_000_000)],
@@ -246,7 +269,7 @@ def both():
 
 
 def test_the_fastest_run_and_the_highest_peak_count():
-    comparison = both()
+    comparison = measured_both()
     assert comparison.speed_over_trl == 2  # 40 s over 20 s
     assert comparison.memory_over_trl == 0.5  # 3 MB over 6 MB
     assert bench_of(comparison).lower_bound(comparison) == 10
@@ -262,7 +285,7 @@ def test_without_trl_there_are_no_ratios():
 
 
 def test_the_table_fits_a_terminal_and_the_page_has_the_same_row(tmp_path, capsys):
-    bench = bench_of(both())
+    bench = bench_of(measured_both())
 
     page.print_table(bench)
     written = page.write_page(bench, tmp_path)

@@ -1,6 +1,6 @@
 """The worked changes of `docs/change-it.md` do what it says.
 
-Each test takes the change, the command and what is printed from the document.
+Each test takes the change, the command and the expected output from the document.
 """
 
 import re
@@ -30,12 +30,12 @@ NUMBER = re.compile(r"\d+(\.\d+)?(e-?\d+)?")
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the project, to be changed."""
+    """A copy of the project that a test can change."""
     return ProjectCopy(tmp_path / "project")
 
 
 def without_numbers(text: str) -> list[str]:
-    """The lines of a text, with `#` for each number: a smaller run prints others."""
+    """The lines of a text, with `#` for each number, because a smaller run prints other numbers."""
     return [NUMBER.sub("#", line) for line in text.splitlines()]
 
 
@@ -43,11 +43,12 @@ def test_a_changed_formula_changes_the_advantages_and_prints_the_documented_warn
     project.take_run(whole, "base", "sft", "rm", "normalize")
     (diff,) = code_blocks(FORMULA, "diff")
     project.edit(diff)
-
-    assert make_commands(FORMULA)[0] == ["make", "ppo", "eval", "NAME=my_gae", "UPSTREAM=tiny"]
+    documented_command = make_commands(FORMULA)[0]
+    assert documented_command.words == ["ppo", "eval", "NAME=my_gae", "UPSTREAM=tiny"]
     settings = [word for word in SETTINGS if word.startswith(("ppo.", "memory."))]
     settings.remove("ppo.total_episodes=96")
     settings.append("ppo.total_episodes=48")
+
     done = project.make("ppo", "NAME=my_gae", "UPSTREAM=resumed", f"SET={' '.join(settings)}")
 
     (documented,) = code_blocks(FORMULA, "text")
@@ -56,24 +57,31 @@ def test_a_changed_formula_changes_the_advantages_and_prints_the_documented_warn
     changed = read_lines(project.folder / "runs/my_gae/seed44413/ppo/metrics.jsonl")
     assert [row["step"] for row in changed] == [1, 2, 3]
     # In the first update PPO has the same responses, scores and values, but other advantages.
-    original = read_lines(whole / "ppo/metrics.jsonl")
-    assert changed[0]["objective/scores"] == pytest.approx(original[0]["objective/scores"])
-    variances = [rows[0]["val/advantage_variance_critic"] for rows in (changed, original)]
-    assert variances[0] < 0.9 * variances[1]
+    first = changed[0]
+    original_first = read_lines(whole / "ppo/metrics.jsonl")[0]
+    assert first["objective/scores"] == pytest.approx(original_first["objective/scores"])
+    variance = first["val/advantage_variance_critic"]
+    assert variance < 0.9 * original_first["val/advantage_variance_critic"]
+
+
+def test_an_added_algorithm_is_in_the_help(project):
+    for code in code_blocks(ALGORITHM, "python"):
+        project.add(code)
+    *_, help_command, _ = make_commands(ALGORITHM)
+
+    done = project.make(*help_command.words)
+
+    (documented,) = code_blocks(ALGORITHM, "text")
+    assert documented.split() in [line.split() for line in done.stdout.splitlines()]
 
 
 @pytest.mark.walk
-def test_an_added_algorithm_is_listed_trained_judged_and_on_the_page(project, whole):
+def test_an_added_algorithm_is_trained_judged_and_on_the_page(project, whole):
     project.take_run(whole, "base", "sft", "rm", "normalize", "ppo")
     for code in code_blocks(ALGORITHM, "python"):
         project.add(code)
-    *_, show_help, train = make_commands(ALGORITHM)
-
-    lines = [line.split() for line in project.make(*show_help[1:]).stdout.splitlines()]
-    (documented,) = code_blocks(ALGORITHM, "text")
-    assert documented.split() in lines
-
-    assert train == ["make", "raft", "eval"]
+    *_, train_command = make_commands(ALGORITHM)
+    assert train_command.words == ["raft", "eval"]
     settings = [
         *SETTINGS,
         "raft.total_episodes=32",
@@ -82,6 +90,7 @@ def test_an_added_algorithm_is_listed_trained_judged_and_on_the_page(project, wh
         "eval.posts=8",
         "checks.control_posts=4",
     ]
+
     done = project.make("raft", "eval", "NAME=resumed", f"SET={' '.join(settings)}")
 
     assert "warning" not in done.stderr
@@ -95,6 +104,15 @@ def test_an_added_algorithm_is_listed_trained_judged_and_on_the_page(project, wh
     assert "RAFT" in page.read_text(encoding="utf-8")
 
 
+def judge_by_command(words, server):
+    """Judge the summaries as a `make` command says, by this server; return the config."""
+    _, variables = read_command(words)
+    variables["SET"] += f" judge.base_url={server.url}"
+    config = config_of(request_from(variables))
+    judge_summaries(config)
+    return config
+
+
 @pytest.mark.usefixtures("judge_environment")
 def test_a_new_prompt_is_asked_and_its_verdicts_are_kept_apart_from_the_old_ones(place):
     summary = {"id": "p0", "query": "the post", "summary": "one", "reference": "two"}
@@ -104,41 +122,37 @@ def test_a_new_prompt_is_asked_and_its_verdicts_are_kept_apart_from_the_old_ones
     (command,) = make_commands(PROMPT)
 
     with serving(lambda number, body: chat(GOOD, model="gpt-6-luna")) as server:
-        configs = []
-        for words in (["eval", "SET=judge.kind=openai"], command[1:]):
-            _, variables = read_command(words)
-            variables["SET"] += f" judge.base_url={server.url}"
-            config = config_of(request_from(variables))
-            judge_summaries(config)
-            configs.append(config)
+        old = judge_by_command(["eval", "SET=judge.kind=openai"], server)
+        new = judge_by_command(command.words, server)
 
-    old, new = configs
-    folders = [stage_folder(config, "judge") for config in configs]
-    assert len(server.requests) == 4  # both orders, with each of the two prompts
-    asked = [request["messages"][0]["content"] for request in server.requests]
-    question, _, _ = prompt.partition("\n")
-    assert [question in text for text in asked] == [False, False, True, True]
-    assert all("the post" in text and "one" in text and "two" in text for text in asked[2:])
-    assert folders[0] != folders[1]
-    assert all(len(read_lines(folder / "judgements.jsonl")) == 2 for folder in folders)
+    # Each prompt was asked in both orders.
+    questions = [request["messages"][0]["content"] for request in server.requests]
+    first_line, _, _ = prompt.partition("\n")
+    assert [first_line in question for question in questions] == [False, False, True, True]
+    for question in questions[2:]:
+        for text in ("the post", "one", "two"):
+            assert text in question
+
+    assert stage_folder(old, "judge") != stage_folder(new, "judge")
+    for config in (old, new):
+        assert len(read_lines(stage_folder(config, "judge") / "judgements.jsonl")) == 2
+        assert config.name == "tiny"
     assert new.judge.label == "gpt-6-luna, prompt my_prompt"
-    assert old.name == new.name == "tiny"
 
 
 def test_a_preset_file_gives_the_documented_settings_and_names_the_run(place):
     (text,) = code_blocks(PRESET, "yaml")
     (place / "my_preset.yaml").write_text(text)
-    settings, train = make_commands(PRESET)
+    settings_command, train_command = make_commands(PRESET)
 
-    printed = typed(place, *settings[1:])
-    planned = typed(place, *train[1:], "DRY=1", OPENAI_API_KEY="none")  # asks nothing
+    settings = typed(place, *settings_command.words).stdout.splitlines()
+    plan = typed(place, *train_command.words, "DRY=1", OPENAI_API_KEY="none").stdout.splitlines()
 
     (documented,) = code_blocks(PRESET, "text")
-    assert set(documented.splitlines()) <= set(printed.stdout.splitlines())
-    assert "base.checkpoint=EleutherAI/pythia-1b-deduped" in printed.stdout.splitlines()
-    lines = planned.stdout.splitlines()
-    assert lines[0] == "my_preset seed 44413: would run base (not run yet)"
-    assert lines[-1] == "my_preset seed 44413: would run report (not run yet)"
+    assert set(documented.splitlines()) <= set(settings)
+    assert "base.checkpoint=EleutherAI/pythia-1b-deduped" in settings
+    assert plan[0] == "my_preset seed 44413: would run base (not run yet)"
+    assert plan[-1] == "my_preset seed 44413: would run report (not run yet)"
 
 
 def test_an_added_plot_is_on_the_page_with_its_caption(project, monkeypatch):
@@ -151,7 +165,7 @@ def test_an_added_plot_is_on_the_page_with_its_caption(project, monkeypatch):
     fabricate(config)
     (command,) = make_commands(PLOT)
 
-    project.make(*command[1:])
+    project.make(*command.words)
 
     folder = project.folder / "runs/tiny/seed44413/report/facts"
     page = (folder / "tiny-seed44413.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""DPO: formula, log-probabilities of whole summaries, first loss, two updates by hand."""
+"""DPO's loss, its log-probabilities and two updates agree with independent computations."""
 
 import copy
 import math
@@ -27,7 +27,6 @@ from tests.lib.asserts import refusal_of
 from tests.lib.learners import flat, state_of
 
 EOS = 0
-NATS = st.floats(-300, 0)
 
 
 def settings(microbatch_size=64, **changes):
@@ -51,78 +50,123 @@ def pairs():
         "chosen": make_ragged(texts(1, 9, [EOS])),
         "rejected": make_ragged(texts(1, 9, [EOS])),
     }
-    rows = [
-        {"split": "valid", "batch": str(i % 2), "strength": None, "policies": "a--b"}
-        for i in range(11)
-    ]
+    rows = []
+    for number in range(11):
+        batch = str(number % 2)
+        rows.append({"split": "valid", "batch": batch, "strength": None, "policies": "a--b"})
     return TokenizedSplit(columns=columns, rows=rows)
 
 
-def alone(policy, query, response):
+def unbatched_logprob(policy, query, response):
     """Log-probability of one response, without padding, by a softmax over the whole text."""
     logits = policy(input_ids=torch.cat([query, response]).unsqueeze(0)).logits[0]
-    predicting = logits[len(query) - 1 : -1].double().log_softmax(dim=-1)
-    return predicting[torch.arange(len(response)), response].sum()
+    logprobs = logits[len(query) - 1 : -1].double().log_softmax(dim=-1)  # [T, V]
+    return logprobs[torch.arange(len(response)), response].sum()
+
+
+# -- the formula -----------------------------------------------------------------------------------
 
 
 def test_the_loss_by_hand():
-    chosen, rejected = torch.tensor([-1.0, -4.0]), torch.tensor([-3.0, -4.0])
-    ref_chosen, ref_rejected = torch.tensor([-2.0, -1.0]), torch.tensor([-2.0, -3.0])
-    # Above the reference: chosen by 1 and -3, rejected by -1 and -1; gaps 2 and -2; beta halves.
+    """Above the reference are chosen by 1 and -3 and rejected by -1 and -1, so the gaps are 2 and
+    -2. Beta halves them.
+    """
     loss, chosen_rewards, rejected_rewards = dpo_loss(
-        chosen, rejected, ref_chosen, ref_rejected, 0.5
+        torch.tensor([-1.0, -4.0]),
+        torch.tensor([-3.0, -4.0]),
+        torch.tensor([-2.0, -1.0]),
+        torch.tensor([-2.0, -3.0]),
+        beta=0.5,
     )
     assert chosen_rewards.tolist() == [0.5, -1.5]
     assert rejected_rewards.tolist() == [-0.5, -0.5]
     expected = (math.log(1 + math.exp(-1)) + math.log(1 + math.exp(1))) / 2
     assert loss.item() == pytest.approx(expected, rel=1e-6)
-    right, *_ = dpo_loss(chosen[:1], rejected[:1], ref_chosen[:1], ref_rejected[:1], 0.5)
-    assert right.item() == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-6)
+
+
+def test_the_loss_of_one_pair_by_hand():
+    loss, _, _ = dpo_loss(
+        torch.tensor([-1.0]),
+        torch.tensor([-3.0]),
+        torch.tensor([-2.0]),
+        torch.tensor([-2.0]),
+        beta=0.5,
+    )
+    assert loss.item() == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-6)
 
 
 def test_loss_and_gradient_are_those_of_an_independent_computation_in_float64():
-    rng = np.random.default_rng(3)
-    raw = rng.normal(-60, 20, (4, 9))
-    beta, n = 0.07, 9
-    x = beta * (raw[0] - raw[2] - raw[1] + raw[3])
-    tensors = [torch.tensor(row, requires_grad=True) for row in raw]
-    chosen, rejected, ref_chosen, ref_rejected = tensors
-    loss, *_ = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta)
-    assert loss.item() == pytest.approx(np.logaddexp(0, -x).mean(), rel=1e-12)
-    loss.backward()
-    slope = -beta / (1 + np.exp(x)) / n
-    for tensor, sign in zip(tensors, (1, -1, -1, 1), strict=True):
-        assert tensor.grad is not None
-        np.testing.assert_allclose(tensor.grad.numpy(), sign * slope, rtol=1e-9)
-
-
-@given(NATS, NATS, NATS, NATS, st.floats(0.01, 2))
-def test_taking_chosen_for_rejected_adds_the_margin_to_the_loss(c, r, rc, rr, beta):
-    one, other, ref_one, ref_other = (
-        torch.tensor([x], dtype=torch.float64) for x in (c, r, rc, rr)
+    count = 9
+    beta = 0.07
+    nats = np.random.default_rng(3).normal(-60, 20, (4, count))
+    chosen, rejected, ref_chosen, ref_rejected = (
+        torch.tensor(row, requires_grad=True) for row in nats
     )
-    loss, chosen, rejected = dpo_loss(one, other, ref_one, ref_other, beta)
-    swapped, *_ = dpo_loss(other, one, ref_other, ref_one, beta)
-    assert (swapped - loss).item() == pytest.approx((chosen - rejected).item(), abs=1e-9)
-    # What policy and reference share (a harder query, say) is no reward.
-    same, *_ = dpo_loss(one - 7, other - 5, ref_one - 7, ref_other - 5, beta)
-    assert same.item() == pytest.approx(loss.item(), abs=1e-9)
+
+    loss, _, _ = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta)
+    loss.backward()
+
+    gaps = beta * (nats[0] - nats[2] - nats[1] + nats[3])
+    assert loss.item() == pytest.approx(np.logaddexp(0, -gaps).mean(), rel=1e-12)
+    slope = -beta / (1 + np.exp(gaps)) / count
+    assert_gradient(chosen, slope)
+    assert_gradient(rejected, -slope)
+    assert_gradient(ref_chosen, -slope)
+    assert_gradient(ref_rejected, slope)
 
 
-def test_a_sequence_is_the_sum_of_what_counts_whatever_stands_beside():
+def assert_gradient(tensor, expected):
+    assert tensor.grad is not None
+    np.testing.assert_allclose(tensor.grad.numpy(), expected, rtol=1e-9)
+
+
+@st.composite
+def logprobs(draw):
+    """The log-probability of one response."""
+    return torch.tensor([draw(st.floats(-300, 0))], dtype=torch.float64)
+
+
+@given(logprobs(), logprobs(), logprobs(), logprobs(), st.floats(0.01, 2))
+def test_taking_chosen_for_rejected_adds_the_margin_to_the_loss(
+    first, second, ref_first, ref_second, beta
+):
+    loss, first_reward, second_reward = dpo_loss(first, second, ref_first, ref_second, beta)
+    swapped_loss, _, _ = dpo_loss(second, first, ref_second, ref_first, beta)
+    margin = first_reward - second_reward
+    assert (swapped_loss - loss).item() == pytest.approx(margin.item(), abs=1e-9)
+
+
+@given(logprobs(), logprobs(), logprobs(), logprobs(), st.floats(0.01, 2))
+def test_what_policy_and_reference_share_is_no_reward(
+    chosen, rejected, ref_chosen, ref_rejected, beta
+):
+    """A harder query, for example, lowers the log-probabilities of both."""
+    loss, _, _ = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta)
+    same_loss, _, _ = dpo_loss(chosen - 7, rejected - 5, ref_chosen - 7, ref_rejected - 5, beta)
+    assert same_loss.item() == pytest.approx(loss.item(), abs=1e-9)
+
+
+def test_a_sequences_log_probability_is_the_sum_over_its_mask():
     logprobs = torch.tensor([[-1.0, -2.0, math.nan], [-0.5, math.nan, math.inf]])
     mask = torch.tensor([[True, True, False], [True, False, False]])
     assert sequence_logprobs(logprobs, mask).tolist() == [-3.0, -0.5]
 
 
+# -- updates ---------------------------------------------------------------------------------------
+
+
 @torch.no_grad()
 def test_log_probabilities_of_a_batch_are_those_of_each_summary_alone(policy, pairs):
     rows = [4, 0, 7, 9]
-    found = dpo.pair_logprobs(PolicyModel(policy), pairs, rows, torch.device("cpu"))
-    for name, column in zip(("chosen", "rejected"), found, strict=True):
-        for row, value in zip(rows, column, strict=True):
-            expected = alone(policy, pairs.columns["queries"][row], pairs.columns[name][row])
-            assert value.item() == pytest.approx(expected.item(), abs=1e-4)
+
+    chosen, rejected = dpo.pair_logprobs(PolicyModel(policy), pairs, rows, torch.device("cpu"))
+
+    for place, row in enumerate(rows):
+        query = pairs.columns["queries"][row]
+        expected = unbatched_logprob(policy, query, pairs.columns["chosen"][row])
+        assert chosen[place].item() == pytest.approx(expected.item(), abs=1e-4)
+        expected = unbatched_logprob(policy, query, pairs.columns["rejected"][row])
+        assert rejected[place].item() == pytest.approx(expected.item(), abs=1e-4)
 
 
 def reference_of(policy, pairs, config):
@@ -145,8 +189,17 @@ def two_updates(policy_folder, pairs, microbatch_size):
     return flat(policy), statistics
 
 
+def log_ratio(policy, ref_policy, query, response):
+    """By how many nats the policy prefers a response more than the reference does."""
+    logprob = unbatched_logprob(policy, query, response)
+    return logprob - unbatched_logprob(ref_policy, query, response)
+
+
 def two_updates_by_hand(policy_folder, pairs):
-    """The same from the definition: a second model as reference, one text at a time, no padding."""
+    """The weights after the same updates, from the definition of the loss.
+
+    A second model is the reference. Texts are read one at a time, so there is no padding.
+    """
     policy = load_policy(policy_folder).eval()
     ref_policy = copy.deepcopy(policy).requires_grad_(False)
     beta = settings().dpo.beta
@@ -155,11 +208,9 @@ def two_updates_by_hand(policy_folder, pairs):
         losses = []
         for row in batch_rows(len(pairs), 8, update, 1, "dpo"):
             query = pairs.columns["queries"][row]
-            chosen = pairs.columns["chosen"][row]
-            rejected = pairs.columns["rejected"][row]
-            chosen_ratio = alone(policy, query, chosen) - alone(ref_policy, query, chosen)
-            rejected_ratio = alone(policy, query, rejected) - alone(ref_policy, query, rejected)
-            losses.append(F.softplus(-beta * (chosen_ratio - rejected_ratio)))
+            chosen_gain = log_ratio(policy, ref_policy, query, pairs.columns["chosen"][row])
+            rejected_gain = log_ratio(policy, ref_policy, query, pairs.columns["rejected"][row])
+            losses.append(F.softplus(-beta * (chosen_gain - rejected_gain)))
         torch.stack(losses).mean().backward()
         adam.step()
         adam.zero_grad()
@@ -170,17 +221,40 @@ def two_updates_by_hand(policy_folder, pairs):
 def test_two_updates_are_those_of_the_definition_for_any_microbatch(
     policy_folder, pairs, microbatch_size
 ):
+    before = flat(load_policy(policy_folder))
     weights, statistics = two_updates(policy_folder, pairs, microbatch_size)
-    assert (weights - two_updates_by_hand(policy_folder, pairs)).abs().max() < 1e-5
-    assert (weights - flat(load_policy(policy_folder))).abs().max() > 1e-3
+
+    expected = two_updates_by_hand(policy_folder, pairs)
+
+    assert (weights - expected).abs().max() < 1e-5
+    assert (weights - before).abs().max() > 1e-3
     assert statistics[1]["rewards/chosen"] != 0
 
 
-def train_with_reference(policy_folder, pairs, spoil):
-    """Take the stage's updates with a reference that `spoil` has changed."""
+# -- a wrong reference -----------------------------------------------------------------------------
+
+
+def of_other_rows(reference):
+    return reference.roll(1, dims=0)
+
+
+def of_the_other_summary(reference):
+    return reference.flip(1)
+
+
+def of_another_model(reference):
+    return reference + 1.0
+
+
+def not_finite(reference):
+    return torch.full_like(reference, math.nan)
+
+
+def train_with_reference(policy_folder, pairs, change):
+    """Take the stage's updates with a reference that `change` has made wrong."""
     config = settings()
     policy = PolicyModel(load_policy(policy_folder))
-    reference = spoil(reference_of(policy, pairs, config))
+    reference = change(reference_of(policy, pairs, config))
     optimizer = make_optimizer(policy.parameters(), 1e-3, config.optimizer)
     batch_size = config.dpo.batch_size
     with open_stage(config, "dpo") as run:
@@ -197,17 +271,10 @@ def train_with_reference(policy_folder, pairs, spoil):
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda reference: reference.roll(1, dims=0),  # of other rows
-        lambda reference: reference.flip(1),  # of the other summary
-        lambda reference: reference + 1.0,  # of another model
-        lambda reference: torch.full_like(reference, math.nan),
-    ],
-    ids=["rows", "sides", "model", "nan"],
+    "change", [of_other_rows, of_the_other_summary, of_another_model, not_finite]
 )
-def test_a_wrong_reference_stops_the_stage_at_its_first_batch(policy_folder, pairs, runs, spoil):
-    line = refusal_of(train_with_reference, policy_folder, pairs, spoil)
+def test_a_wrong_reference_stops_the_stage_at_its_first_batch(policy_folder, pairs, runs, change):
+    line = refusal_of(train_with_reference, policy_folder, pairs, change)
     assert "dpo" in line or "loss/train" in line
     assert not list(runs.glob("*/*/dpo*"))
 

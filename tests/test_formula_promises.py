@@ -1,4 +1,4 @@
-"""What all formulas promise: no argument is changed, none goes untested, choices are refused."""
+"""No formula changes its arguments, and each refuses unknown choices and empty masks."""
 
 import copy
 import inspect
@@ -54,15 +54,22 @@ CALLS: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_no_argument_is_changed(name):
-    before = copy.deepcopy(CALLS[name])
-    getattr(functional, name)(*CALLS[name])
-    for one, other in zip(before, CALLS[name], strict=True):
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    arguments = CALLS[name]
+    originals = copy.deepcopy(arguments)
+
+    getattr(functional, name)(*arguments)
+
+    for argument, original in zip(arguments, originals, strict=True):
+        if isinstance(argument, torch.Tensor):
+            assert torch.equal(argument, original)
+        else:
+            assert argument == original
 
 
 def test_every_public_formula_is_among_these_tests():
-    functions = dict(inspect.getmembers(functional, inspect.isfunction))
-    assert {name for name in functions if not name.startswith("_")} == set(CALLS)
+    functions = [name for name, _ in inspect.getmembers(functional, inspect.isfunction)]
+    public = {name for name in functions if not name.startswith("_")}
+    assert public == set(CALLS)
 
 
 def test_unknown_choices_are_refused():
@@ -88,6 +95,8 @@ def test_unknown_choices_are_refused():
     ],
 )
 def test_a_mean_over_no_position_is_refused(name):
-    arguments = [torch.zeros_like(MASK) if x is MASK else x for x in CALLS[name]]
+    arguments = list(CALLS[name])
+    (place,) = [index for index, argument in enumerate(arguments) if argument is MASK]
+    arguments[place] = torch.zeros_like(MASK)
     with pytest.raises(ValueError, match="no position"):
         getattr(functional, name)(*arguments)

@@ -1,4 +1,4 @@
-"""Every formula, against the paper's own numbers, hand-made tables and independent formulas."""
+"""Every formula agrees with the paper's own numbers, hand calculations or independent formulas."""
 
 import math
 
@@ -43,18 +43,20 @@ from stages.functional import (
 )
 from tests.lib.asserts import close
 
-EOS, PAD = 0, 99
+EOS = 0
+PAD = 99
 NAN = math.nan
 LN3 = math.log(3)
 GOLDEN = pytest.mark.parametrize("name", ["ppo_plain", "ppo_whiten_rewards", "ppo_gamma_lam"])
 
 
 def random_case(seed: int, rows: int = 4, length: int = 7) -> dict[str, Tensor]:
+    """Rewards, values and KL of responses of random lengths, and the mask of their tokens."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(3, rows, length, generator=generator, dtype=torch.float64)
+    rewards, values, kl = torch.randn(3, rows, length, generator=generator, dtype=torch.float64)
     lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
-    case = dict(zip(("rewards", "values", "kl"), drawn, strict=True))
-    return case | {"mask": torch.arange(length) < lengths}
+    mask = torch.arange(length) < lengths
+    return {"rewards": rewards, "values": values, "kl": kl, "mask": mask}
 
 
 # -- the paper's own numbers -----------------------------------------------------------------------
@@ -98,8 +100,9 @@ def test_advantages_and_returns_are_those_of_the_papers_code(golden, name):
     response_mask, value_mask = response_masks(case["truncated_responses"], PAD)
     values = torch.where(value_mask, case["values"], 0.0)
     close(values, case["masked_values"], 1e-5)
-    gamma, lam = case["gamma"].item(), case["lam"].item()
-    advantages, returns = gae(case["rewards"], values, gamma, lam)
+    advantages, returns = gae(
+        case["rewards"], values, gamma=case["gamma"].item(), lam=case["lam"].item()
+    )
     close(returns, case["returns"], 1e-5)
     close(masked_whiten(advantages, response_mask), case["advantages"], 1e-5)
 
@@ -108,15 +111,28 @@ def test_advantages_and_returns_are_those_of_the_papers_code(golden, name):
 def test_losses_are_those_of_the_papers_code(golden, name):
     case = golden(name)
     response_mask, value_mask = response_masks(case["truncated_responses"], PAD)
-    new, old, advantages = case["new_logprobs"], case["logprobs"], case["advantages"]
-    policy, policy_clipped = policy_loss(new, old, advantages, response_mask, 0.2)
-    new, old, returns = case["vpred"], case["masked_values"], case["returns"]
-    value, value_clipped = value_loss(new, old, returns, value_mask, 0.2)
-    close(policy, case["pg_loss"], 1e-5)
-    close(policy_clipped, case["pg_clipfrac"], 1e-5)
-    close(value, case["vf_loss"], 1e-5)
-    close(value_clipped, case["vf_clipfrac"], 1e-5)
-    close(policy + case["vf_coef"].float() * value, case["total_loss"], 1e-5)
+
+    loss_of_policy, policy_clipfrac = policy_loss(
+        case["new_logprobs"],
+        case["logprobs"],
+        case["advantages"],
+        response_mask,
+        cliprange=0.2,
+    )
+    loss_of_value, value_clipfrac = value_loss(
+        case["vpred"],
+        case["masked_values"],
+        case["returns"],
+        value_mask,
+        cliprange_value=0.2,
+    )
+
+    close(loss_of_policy, case["pg_loss"], 1e-5)
+    close(policy_clipfrac, case["pg_clipfrac"], 1e-5)
+    close(loss_of_value, case["vf_loss"], 1e-5)
+    close(value_clipfrac, case["vf_clipfrac"], 1e-5)
+    total = loss_of_policy + case["vf_coef"].float() * loss_of_value
+    close(total, case["total_loss"], 1e-5)
 
 
 # -- masks -----------------------------------------------------------------------------------------
@@ -143,7 +159,8 @@ def test_values_count_one_position_further_than_responses():
 
 
 def test_a_missing_eos_replaces_the_score_and_subtracts_nothing():
-    cut, scores = torch.tensor([[5, 0, 99], [5, 6, 7], [0, 99, 99]]), torch.tensor([2.0, 3.0, -5.0])
+    cut = torch.tensor([[5, 0, 99], [5, 6, 7], [0, 99, 99]])
+    scores = torch.tensor([2.0, 3.0, -5.0])
     assert penalize_missing_eos(scores, cut, EOS, -1.0).tolist() == [2.0, -1.0, -5.0]
 
 
@@ -166,9 +183,9 @@ def test_token_logprobs_divide_logits_by_the_temperature():
 
 def test_token_logprobs_of_half_precision_logits_are_computed_in_float32():
     exact = torch.tensor([[[0.0, 1.0, 2.0, 3.0]]])  # whole numbers are exact in bfloat16
-    found = token_logprobs(exact.bfloat16(), torch.tensor([[1]]), 1.0)
-    assert found.dtype == torch.float32
-    close(found, [[1 - math.log(1 + math.e + math.e**2 + math.e**3)]])
+    logprobs = token_logprobs(exact.bfloat16(), torch.tensor([[1]]), 1.0)
+    assert logprobs.dtype == torch.float32
+    close(logprobs, [[1 - math.log(1 + math.e + math.e**2 + math.e**3)]])
     assert token_logprobs(exact.double(), torch.tensor([[1]]), 1.0).dtype == torch.float64
 
 
@@ -194,23 +211,23 @@ def test_entropy_is_log_v_of_even_logits_and_0_of_certainty():
 
 def test_a_token_of_probability_0_adds_nothing_to_the_entropy_and_has_no_gradient():
     logits = torch.tensor([[[0.0, LN3, -math.inf]]], requires_grad=True)  # 1/4, 3/4, 0
-    found = entropy(logits)
-    close(found, [[math.log(4) - 0.75 * LN3]])
-    found.sum().backward()
+    entropies = entropy(logits)
+    close(entropies, [[math.log(4) - 0.75 * LN3]])
+    entropies.sum().backward()
     # dH/dx_i = -p_i * (log p_i + H)
-    first = -0.25 * (math.log(0.25) + found.item())
+    first = -0.25 * (math.log(0.25) + entropies.item())
     assert logits.grad is not None
     close(logits.grad, [[[first, -first, 0.0]]])
 
 
 def test_the_papers_logprobs_have_the_digits_of_bf16():
     logits = torch.tensor([[[1.0, 2.0, 4.0]]])
-    found = paper_token_logprobs(logits, torch.tensor([[1]]), 0.5)
+    logprob = paper_token_logprobs(logits, torch.tensor([[1]]), 0.5)
     exact = 4.0 - math.log(math.exp(2) + math.exp(4) + math.exp(8))
-    assert found.dtype == torch.float32
-    assert found.item() == torch.tensor(found.item()).bfloat16().item()
-    assert found.item() == pytest.approx(exact, rel=2**-8)
-    assert found.item() != pytest.approx(exact, rel=1e-6)
+    assert logprob.dtype == torch.float32
+    assert logprob.item() == torch.tensor(logprob.item()).bfloat16().item()
+    assert logprob.item() == pytest.approx(exact, rel=2**-8)
+    assert logprob.item() != pytest.approx(exact, rel=1e-6)
     with pytest.raises(ValueError, match="above 0"):
         paper_token_logprobs(logits, torch.tensor([[1]]), 0.0)
 
@@ -222,7 +239,8 @@ def test_kl_of_a_policy_to_itself_is_0(kind):
 
 
 def test_kl_estimates_of_one_token():
-    policy, ref = torch.tensor([[-1.0]]), torch.tensor([[-1.5]])
+    policy = torch.tensor([[-1.0]])
+    ref = torch.tensor([[-1.5]])
     close(kl_estimate(policy, ref), [[0.5]])
     close(kl_estimate(policy, ref, "k2"), [[0.125]])
     close(kl_estimate(policy, ref, "k3"), [[math.exp(-0.5) - 1 + 0.5]])
@@ -231,7 +249,8 @@ def test_kl_estimates_of_one_token():
 
 
 def test_k1_and_k3_are_unbiased_under_the_policy():
-    p, q = torch.tensor([[0.2, 0.3, 0.5], [0.5, 0.25, 0.25]], dtype=torch.float64)
+    p = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    q = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     exact = 0.2 * math.log(0.4) + 0.3 * math.log(1.2) + 0.5 * math.log(2)
     for kind in ("k1", "k3"):
         close((p * kl_estimate(p.log(), q.log(), kind)).sum(), exact, 1e-12)
@@ -249,15 +268,18 @@ def test_k3_of_a_token_that_the_policy_all_but_excludes_is_finite_with_its_gradi
 
 
 # Log-ratios to the old policy: 0.2 and -0.1, together 0.1; to ref_policy: 0.5 and -0.3.
-NEW, OLD, REF = [[-1.0, -2.0]], [[-1.2, -1.9]], [[-1.5, -1.7]]
-OF_KIND = {
+NEW = torch.tensor([[-1.0, -2.0]], dtype=torch.float64)
+OLD = torch.tensor([[-1.2, -1.9]], dtype=torch.float64)
+REF = torch.tensor([[-1.5, -1.7]], dtype=torch.float64)
+BOTH_TOKENS = torch.tensor([[True, True]])
+ESTIMATES = {
     "k1": [0.5, -0.3],
     "k2": [0.125, 0.045],
     "k3": [math.exp(-0.5) - 0.5, math.exp(0.3) - 1.3],
 }
 
 
-@pytest.mark.parametrize("kind", OF_KIND)
+@pytest.mark.parametrize("kind", ESTIMATES)
 @pytest.mark.parametrize(
     ("correction", "weights"),
     [
@@ -267,10 +289,9 @@ OF_KIND = {
     ],
 )
 def test_the_kl_penalty_is_the_estimate_times_the_corrections_ratio(kind, correction, weights):
-    new, old, ref = (torch.tensor(x, dtype=torch.float64) for x in (NEW, OLD, REF))
-    found = kl_penalty(new, old, ref, torch.ones(1, 2).bool(), kind, correction)
-    expected = [weight * kl for weight, kl in zip(weights, OF_KIND[kind], strict=True)]
-    close(found, [expected], 1e-12)
+    penalty = kl_penalty(NEW, OLD, REF, BOTH_TOKENS, kind, correction)
+    first, second = ESTIMATES[kind]
+    close(penalty, [[weights[0] * first, weights[1] * second]], 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -284,24 +305,25 @@ def test_the_kl_penalty_is_the_estimate_times_the_corrections_ratio(kind, correc
     ],
 )
 def test_the_kl_penaltys_gradient_flows_through_the_ratio(correction, expected):
-    new, old, ref = (torch.tensor(x, dtype=torch.float64) for x in (NEW, OLD, REF))
-    new.requires_grad_()
-    kl_penalty(new, old, ref, torch.ones(1, 2).bool(), "k1", correction).sum().backward()
+    new = NEW.clone().requires_grad_()
+    kl_penalty(new, OLD, REF, BOTH_TOKENS, "k1", correction).sum().backward()
     assert new.grad is not None
     close(new.grad, [expected], 1e-12)
 
 
 @pytest.mark.parametrize("correction", ["off", "token", "sequence"])
 def test_the_kl_penalty_ignores_whatever_is_masked(correction):
+    nan = torch.tensor([[NAN]])
+    new = torch.cat([NEW, nan], dim=1).requires_grad_()
+    old = torch.cat([OLD, nan], dim=1)
+    ref = torch.cat([REF, nan], dim=1)
     mask = torch.tensor([[True, True, False]])
-    new, old, ref = (torch.tensor([[*x[0], NAN]]) for x in (NEW, OLD, REF))
-    new.requires_grad_()
-    found = kl_penalty(new, old, ref, mask, "k3", correction)
-    close(
-        found[:, :2], kl_penalty(new[:, :2], old[:, :2], ref[:, :2], mask[:, :2], "k3", correction)
-    )
-    assert found[0, 2] == 0
-    found.sum().backward()
+
+    penalty = kl_penalty(new, old, ref, mask, "k3", correction)
+    penalty.sum().backward()
+
+    close(penalty[:, :2], kl_penalty(NEW, OLD, REF, BOTH_TOKENS, "k3", correction))
+    assert penalty[0, 2] == 0
     assert new.grad is not None
     assert new.grad.isfinite().all()
     assert new.grad[0, 2] == 0
@@ -310,11 +332,14 @@ def test_the_kl_penalty_ignores_whatever_is_masked(correction):
 @pytest.mark.parametrize("correction", ["token", "sequence"])
 def test_the_kl_penalty_of_a_huge_ratio_is_finite_with_its_gradient(correction):
     new = torch.tensor([[100.0]], requires_grad=True)
-    zeros, mask = torch.zeros(1, 1), torch.ones(1, 1).bool()
-    found = kl_penalty(new, zeros, zeros, mask, "k1", correction)
-    found.sum().backward()
+    zero = torch.zeros(1, 1)
+    mask = torch.ones(1, 1).bool()
+
+    penalty = kl_penalty(new, zero, zero, mask, "k1", correction)
+    penalty.sum().backward()
+
+    assert penalty.isfinite().all()
     assert new.grad is not None
-    assert found.isfinite().all()
     assert new.grad.isfinite().all()
 
 
@@ -329,8 +354,8 @@ def test_the_kl_penalty_of_a_huge_ratio_is_finite_with_its_gradient(correction):
     ],
 )
 def test_the_kl_coefficient_follows_the_error_from_its_target(kl, expected):
-    found = adapt_kl_coef(0.1, kl, target=6.0, episodes=64, horizon=1000)
-    assert found == pytest.approx(expected, rel=1e-12)
+    coefficient = adapt_kl_coef(0.1, kl, target=6.0, episodes=64, horizon=1000)
+    assert coefficient == pytest.approx(expected, rel=1e-12)
 
 
 # -- rewards, means, whitening ---------------------------------------------------------------------
@@ -349,13 +374,17 @@ def test_the_score_stands_after_the_last_token_or_at_it():
 @given(st.integers(0, 10_000), st.sampled_from(["after_eos", "eos"]))
 def test_rewards_of_an_episode_sum_to_its_score_minus_its_kl_penalty(seed, score_at):
     case = random_case(seed)
-    kl, scores = case["kl"], case["values"][:, 0]
-    rewards = shape_rewards(kl, scores, case["mask"], 0.3, score_at)
-    for reward, score, row, mask in zip(rewards, scores, kl, case["mask"], strict=True):
-        close(reward.sum(), score - 0.3 * row[mask].sum(), 1e-9)
+    kl = case["kl"]
+    mask = case["mask"]
+    scores = case["values"][:, 0]
+
+    rewards = shape_rewards(kl, scores, mask, 0.3, score_at)
+
+    for row in range(len(scores)):
+        close(rewards[row].sum(), scores[row] - 0.3 * kl[row][mask[row]].sum(), 1e-9)
 
 
-def test_a_masked_mean_ignores_whatever_stands_elsewhere():
+def test_a_masked_mean_ignores_whatever_is_masked():
     x = torch.tensor([1.0, 2.0, NAN, 6.0, math.inf, -math.inf])
     close(masked_mean(x, x.isfinite()), 3.0)
 
@@ -372,12 +401,16 @@ def test_whitening_gives_mean_0_and_variance_1_where_the_mask_counts():
 @given(st.integers(0, 10_000))
 def test_whitening_without_shift_keeps_the_mean_and_scales_the_variance(seed):
     case = random_case(seed, rows=5)
-    x, mask = 3 * case["values"] + 2, case["mask"]
-    shifted, kept = (masked_whiten(x, mask, shift)[mask] for shift in (True, False))
+    mask = case["mask"]
+    x = 3 * case["values"] + 2
+
+    shifted = masked_whiten(x, mask, shift_mean=True)[mask]
+    unshifted = masked_whiten(x, mask, shift_mean=False)[mask]
+
     close(shifted.mean(), 0.0, 1e-9)
-    close(kept.mean(), x[mask].mean(), 1e-9)
+    close(unshifted.mean(), x[mask].mean(), 1e-9)
     close(shifted.var(unbiased=False), 1.0)
-    close(kept.var(unbiased=False), 1.0)
+    close(unshifted.var(unbiased=False), 1.0)
 
 
 def test_whitening_equal_numbers_divides_by_the_floor_and_not_by_0():
@@ -403,7 +436,8 @@ def test_loss_weights_count_tokens_sequences_or_microbatches_alike():
 
 
 def test_advantages_of_a_hand_made_episode():
-    rewards, values = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[0.5, 1.0, 2.0]])
+    rewards = torch.tensor([[1.0, 2.0, 4.0]])
+    values = torch.tensor([[0.5, 1.0, 2.0]])
     # deltas 1 + .5*1 - .5 = 1, 2 + .5*2 - 1 = 2, 4 - 2 = 2; then A_t = delta_t + .25 A_{t+1}
     advantages, returns = gae(rewards, values, gamma=0.5, lam=0.5)
     close(advantages, [[1.625, 2.5, 2.0]])
@@ -419,13 +453,14 @@ def test_each_episode_may_have_its_own_lambda():
 
 
 def test_a_return_is_the_discounted_sum_of_the_rewards_from_a_token_on():
+    rewards = torch.tensor([[1.0, 2.0, 4.0]])
     # 1 + 2/2 + 4/4 = 3; 2 + 4/2 = 4; 4
-    close(returns_to_go(torch.tensor([[1.0, 2.0, 4.0]]), 0.5), [[3.0, 4.0, 4.0]])
-    close(returns_to_go(torch.tensor([[1.0, 2.0, 4.0]]), 1.0), [[7.0, 6.0, 4.0]])
-    close(returns_to_go(torch.tensor([[1.0, 2.0, 4.0]]), 0.0), [[1.0, 2.0, 4.0]])
+    close(returns_to_go(rewards, 0.5), [[3.0, 4.0, 4.0]])
+    close(returns_to_go(rewards, 1.0), [[7.0, 6.0, 4.0]])
+    close(returns_to_go(rewards, 0.0), [[1.0, 2.0, 4.0]])
 
 
-def test_against_the_mean_each_tokens_return_loses_the_mean_return_of_episodes():
+def test_the_mean_return_of_the_episodes_is_subtracted_from_each_tokens_return():
     # G with gamma 1/2, by hand: [6, 6, 4] and [-2, -3, -2]; the mean of G_0 is 2.
     rewards = torch.tensor([[3.0, 4.0, 4.0], [-0.5, -2.0, -2.0]])
     close(minus_mean_return(rewards, 0.5), [[4.0, 4.0, 2.0], [-4.0, -5.0, -4.0]])
@@ -444,24 +479,32 @@ def test_gae_without_decay_is_reward_to_go_minus_value(seed):
 @given(st.integers(0, 10_000), st.floats(0, 1))
 def test_gae_of_lambda_0_is_the_one_step_error(seed, gamma):
     case = random_case(seed)
-    rewards, values = case["rewards"], case["values"]
-    advantages, _ = gae(rewards, values, gamma, lam=0.0)
-    for t in range(7):
-        following = values[:, t + 1] if t + 1 < 7 else torch.zeros(4).double()
-        close(advantages[:, t], rewards[:, t] + gamma * following - values[:, t], 1e-9)
+    advantages, _ = gae(case["rewards"], case["values"], gamma, lam=0.0)
+    close(advantages, one_step_errors(case, gamma), 1e-9)
+
+
+def one_step_errors(case: dict[str, Tensor], gamma: float) -> Tensor:
+    """r_t + gamma * V_{t+1} - V_t, where the value after the last token is 0."""
+    rewards = case["rewards"]
+    values = case["values"]
+    next_values = torch.zeros_like(values)
+    next_values[:, :-1] = values[:, 1:]
+    return rewards + gamma * next_values - values
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1), st.floats(0, 1))
 def test_gae_is_the_decaying_sum_of_one_step_errors(seed, gamma, lam):
     case = random_case(seed)
-    rewards, values = case["rewards"], case["values"]
-    following = torch.cat([values[:, 1:], torch.zeros(4, 1).double()], dim=1)
-    deltas = rewards + gamma * following - values
-    advantages, returns = gae(rewards, values, gamma, lam)
+    errors = one_step_errors(case, gamma)
+
+    advantages, returns = gae(case["rewards"], case["values"], gamma, lam)
+
     for t in range(7):
-        weights = torch.tensor([(gamma * lam) ** k for k in range(7 - t)], dtype=torch.float64)
-        close(advantages[:, t], (deltas[:, t:] * weights).sum(dim=1), 1e-9)
-    close(returns - values, advantages, 1e-9)
+        expected = torch.zeros(4, dtype=torch.float64)
+        for k in range(7 - t):
+            expected += (gamma * lam) ** k * errors[:, t + k]
+        close(advantages[:, t], expected, 1e-9)
+    close(returns - case["values"], advantages, 1e-9)
 
 
 def test_the_length_adaptive_lambda_by_hand():
@@ -519,8 +562,8 @@ COUNTED = torch.tensor([True, True, False])
     ids=["perfect", "constant", "wrong"],
 )
 def test_explained_variance_of_a_critic(values, expected):
-    found = explained_variance(torch.tensor(values), MASKED_RETURNS, COUNTED)
-    assert found.item() == pytest.approx(expected, abs=1e-6)
+    share = explained_variance(torch.tensor(values), MASKED_RETURNS, COUNTED)
+    assert share.item() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -588,25 +631,34 @@ def test_a_huge_ratio_gives_a_finite_loss_and_a_gradient_of_0(
 ):
     new = torch.tensor([[log_ratio]], dtype=torch.float32, requires_grad=True)
     mask = torch.ones(1, 1).bool()
+
     losses, clipped = policy_losses(new, torch.zeros(1, 1), torch.tensor([[advantage]]), mask, 0.2)
+    losses.sum().backward()
+
     assert losses.item() == pytest.approx(expected, rel=1e-5, abs=1e-30)
     assert bool(clipped) == is_clipped
-    losses.sum().backward()
     assert new.grad is not None
     close(new.grad, [[0.0]], 1e-30)
 
 
-def test_losses_are_at_their_tokens_and_0_elsewhere():
-    mask = torch.tensor([[True, True, False]])
+def test_policy_losses_are_at_their_tokens_and_0_elsewhere():
     new = torch.tensor([[math.log(2), 0.0, NAN]])
     advantages = torch.tensor([[1.0, 3.0, NAN]])
-    losses, clipped = policy_losses(new, torch.zeros(1, 3), advantages, mask, 0.2)
+    mask = torch.tensor([[True, True, False]])
+    losses, clipped = policy_losses(new, torch.zeros(1, 3), advantages, mask, cliprange=0.2)
     close(losses, [[-1.2, -3.0, 0.0]])
     close(clipped, [[1.0, 0.0, 0.0]])
-    new_values, returns = torch.tensor([[1.0, 0.1, NAN]]), torch.tensor([[2.0, 0.0, NAN]])
-    losses, clipped = value_losses(new_values, torch.zeros(1, 3), returns, mask, 0.2)
+
+
+def test_value_losses_are_at_their_tokens_and_0_elsewhere():
+    new = torch.tensor([[1.0, 0.1, NAN]])
+    returns = torch.tensor([[2.0, 0.0, NAN]])
+    mask = torch.tensor([[True, True, False]])
+
+    losses, _ = value_losses(new, torch.zeros(1, 3), returns, mask, cliprange_value=0.2)
     close(losses, [[0.5 * 3.24, 0.5 * 0.01, 0.0]])
-    losses, clipped = value_losses(new_values, torch.zeros(1, 3), returns, mask, math.inf)
+
+    losses, clipped = value_losses(new, torch.zeros(1, 3), returns, mask, cliprange_value=math.inf)
     close(losses, [[0.5 * 1.0, 0.5 * 0.01, 0.0]])
     close(clipped, [[0.0, 0.0, 0.0]])
 
@@ -634,18 +686,25 @@ def test_the_value_loss_takes_the_worse_of_value_and_clipped_value():
 
 
 def test_the_value_loss_is_clipped_around_the_old_value():
-    one = torch.ones(1, 1, dtype=torch.bool)
-    two, five, six = (torch.full((1, 1), number) for number in (2.0, 5.0, 6.0))
-    loss, _ = value_loss(six, five, six, one, cliprange_value=0.5)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    two = torch.tensor([[2.0]])
+    five = torch.tensor([[5.0]])
+    six = torch.tensor([[6.0]])
+
+    # The new value 6 is cut to 5.5, which is 0.5 from the return 6.
+    loss, _ = value_loss(six, five, six, mask, cliprange_value=0.5)
     close(loss, 0.5 * 0.25)
-    same, clipfrac = value_loss(five, five, two, one, cliprange_value=0.5)
-    close(torch.stack([same, clipfrac]), [0.5 * 9.0, 0.0])
+
+    # The value has not changed, so nothing is cut: 5 is 3 from the return 2.
+    loss, clipfrac = value_loss(five, five, two, mask, cliprange_value=0.5)
+    close(loss, 0.5 * 9.0)
+    close(clipfrac, 0.0)
 
 
 @pytest.mark.parametrize("cliprange_value", [50.0, math.inf])
 def test_rounding_within_the_range_is_not_counted_as_clipping(cliprange_value):
-    drawn = torch.randn(3, 20, 50, generator=torch.Generator().manual_seed(2))
-    new, values, returns = drawn
+    generator = torch.Generator().manual_seed(2)
+    new, values, returns = torch.randn(3, 20, 50, generator=generator)
     assert (values + (new - values) != new).any()  # rounding alone
     loss, clipfrac = value_loss(new, values, returns, torch.ones(20, 50).bool(), cliprange_value)
     assert clipfrac == 0
@@ -655,29 +714,44 @@ def test_rounding_within_the_range_is_not_counted_as_clipping(cliprange_value):
 def test_the_preference_loss_of_a_tie_is_ln_2_and_falls_with_the_gap():
     close(preference_loss(torch.tensor([1.0]), torch.tensor([1.0])), math.log(2))
     close(preference_loss(torch.tensor([LN3]), torch.tensor([0.0])), -math.log(3 / 4))
-    pair = torch.tensor([LN3, 0.0]), torch.tensor([0.0, LN3])
-    close(preference_loss(*pair), (-math.log(3 / 4) - math.log(1 / 4)) / 2)
+    chosen = torch.tensor([LN3, 0.0])
+    rejected = torch.tensor([0.0, LN3])
+    close(preference_loss(chosen, rejected), (-math.log(3 / 4) - math.log(1 / 4)) / 2)
     close(preference_loss(torch.tensor([-500.0]), torch.tensor([500.0])), 1000.0)
 
 
-def test_centering_costs_the_square_of_a_pairs_sum_and_nothing_where_it_is_0():
-    pair = torch.tensor([LN3 + 1]), torch.tensor([1.0])
-    close(preference_loss(*pair, center=0.1), -math.log(3 / 4) + 0.1 * (LN3 + 2) ** 2)
-    close(preference_loss(torch.tensor([LN3 / 2]), torch.tensor([-LN3 / 2]), 9), -math.log(3 / 4))
+def test_centering_costs_the_square_of_a_pairs_sum():
+    chosen = torch.tensor([LN3 + 1])
+    rejected = torch.tensor([1.0])
+    loss = preference_loss(chosen, rejected, center=0.1)
+    close(loss, -math.log(3 / 4) + 0.1 * (LN3 + 2) ** 2)
+
+
+def test_centering_costs_nothing_if_the_sum_is_0():
+    loss = preference_loss(torch.tensor([LN3 / 2]), torch.tensor([-LN3 / 2]), center=9)
+    close(loss, -math.log(3 / 4))
 
 
 def test_leave_one_out_is_each_reward_minus_the_mean_of_its_groups_others():
-    close(leave_one_out(torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0]), 3), [-3, -1.5, 4.5, 0, 0, 0])
-    # k / (k - 1) times the distance from the group's own mean (Ahmadian et al. 2024, equation 9).
-    rewards = torch.randn(8, generator=torch.Generator().manual_seed(1))
-    centred = (rewards.view(2, 4) - rewards.view(2, 4).mean(dim=1, keepdim=True)).flatten()
-    close(leave_one_out(rewards, 4), centred * 4 / 3, 1e-6)
-    with pytest.raises(ValueError, match="at least 2"):
-        leave_one_out(rewards, 1)
-    with pytest.raises(ValueError, match="8 episodes do not fill groups of 3"):
-        leave_one_out(rewards, 3)
+    rewards = torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0])
+    close(leave_one_out(rewards, 3), [-3, -1.5, 4.5, 0, 0, 0])
 
 
-def test_without_a_deviation_a_reward_loses_its_groups_mean():
-    found = minus_group_mean(torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0]), 3)
-    close(found, [-2.0, -1.0, 3.0, 0.0, 0.0, 0.0])
+def test_leave_one_out_is_k_over_k_minus_1_times_the_distance_from_the_groups_mean():
+    """Ahmadian et al. 2024, equation 9."""
+    groups = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
+    distances = groups - groups.mean(dim=1, keepdim=True)
+    close(leave_one_out(groups.flatten(), 4), distances.flatten() * 4 / 3, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "error"), [(1, "at least 2"), (3, "8 episodes do not fill groups of 3")]
+)
+def test_leave_one_out_refuses_groups_of_another_size(size, error):
+    with pytest.raises(ValueError, match=error):
+        leave_one_out(torch.zeros(8), size)
+
+
+def test_without_a_deviation_the_groups_mean_is_subtracted_from_each_reward():
+    rewards = torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0])
+    close(minus_group_mean(rewards, 3), [-2.0, -1.0, 3.0, 0.0, 0.0, 0.0])

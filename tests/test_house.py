@@ -1,6 +1,6 @@
 """The house rules: the direction of imports, public docstrings, imports that do nothing.
 
-A module imports only downwards: from lower ranks, or from its own, where imports form no circle.
+A module imports only downwards: from lower ranks or from its own rank, where imports form no cycle.
 """
 
 import ast
@@ -12,39 +12,50 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("stages", "eval", "reports")
 
-# From bottom to top: packages, and modules that stand at another height than their folder.
-RANKS = (
-    "stages.config",
-    "stages.runs",
-    "stages.data",
-    "stages.models stages.training",  # these two may import each other's modules
-    "stages.rl",
-    "stages",  # one file a stage
-    "stages.pipeline",
-    "stages.planning",
-    "eval.stats",
-    "eval.judges",
-    "eval.judges.openai",
-    "eval",
-    "reports",  # typed results, formats, plots, and one file a page
-    "top",  # the command line, which starts stages, judges and pages
-)
-# The files of `stages/` that are no stage, and the folder of their height.
-MARKED = {
+# From bottom to top: the folders of each rank.
+RANKS = [
+    ["stages.config"],
+    ["stages.runs"],
+    ["stages.data"],
+    ["stages.models", "stages.training"],  # these two may import each other's modules
+    ["stages.rl"],
+    ["stages"],  # one file a stage
+    ["stages.pipeline"],
+    ["stages.planning"],
+    ["eval.stats"],
+    ["eval.judges"],
+    ["eval.judges.openai"],
+    ["eval"],
+    ["reports"],  # typed results, formats, plots, and one file a page
+    ["top"],  # the command line, which starts stages, judges and pages
+]
+# Modules whose rank is not that of their folder.
+FOLDER_OF_RANK = {
     "stages.functional": "stages.config",
     "stages.rl.algorithms": "stages.config",
     "stages.__main__": "top",
 }
-# Here the modules of a rank are siblings that never import each other.
+# The modules of these folders never import each other.
 SIBLINGS = ("stages",)
-WITHOUT_TORCH = """
-    stages.config.* stages.runs.* stages.pipeline.* stages.planning.plan
-    stages.data.builtin stages.data.readers eval.judge eval.win_rate eval.stats.*
-    eval.judges.openai.budget eval.judges.openai.cache reports.*
-""".split()
+WITHOUT_TORCH = [
+    "stages.config.*",
+    "stages.runs.*",
+    "stages.pipeline.*",
+    "stages.planning.plan",
+    "stages.data.builtin",
+    "stages.data.readers",
+    "eval.judge",
+    "eval.win_rate",
+    "eval.stats.*",
+    "eval.judges.openai.budget",
+    "eval.judges.openai.cache",
+    "reports.*",
+]
 
 TOP_LEVEL = {
     "AGENTS.md",
@@ -67,150 +78,225 @@ UNTRACKED = {"runs", "build", "__pycache__"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def name_of(path: Path) -> str:
+def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-MODULES = {
-    name_of(path): path
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
-    if path.name != "__init__.py"
-}
-FILES = [
-    path for package in (*PACKAGES, "tests") for path in sorted((ROOT / package).rglob("*.py"))
-]
+def find_modules() -> dict[str, Path]:
+    """The path of every module of the three packages, by its name."""
+    modules = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if path.name != "__init__.py":
+                modules[module_name(path)] = path
+    return modules
+
+
+MODULES = find_modules()
 
 
 @cache
-def tree_of(path: Path) -> ast.Module:
+def syntax_tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imports_of(path: Path) -> Iterator[str]:
     """The modules that a file imports, anywhere in it, by their full names."""
-    for node in ast.walk(tree_of(path)):
+    for node in ast.walk(syntax_tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield alias.name
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import hides its rank"
-            whole = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if name in MODULES else str(node.module) for name in whole)
+            assert node.module is not None
+            for alias in node.names:
+                full_name = f"{node.module}.{alias.name}"
+                yield full_name if full_name in MODULES else node.module
 
 
-def functions_of(path: Path) -> Iterator[Function]:
-    return (node for node in ast.walk(tree_of(path)) if isinstance(node, Function))
+def imports_of_this_project(name: str) -> set[str]:
+    imported = set(imports_of(MODULES[name]))
+    return {other for other in imported if other.split(".")[0] in (*PACKAGES, "tests")}
 
 
 # -- ranks -----------------------------------------------------------------------------------------
 
 
-def place_of(name: str) -> str:
-    """The rank of a module: its folder, or the one that a marked file belongs to."""
-    return MARKED.get(name, name.rpartition(".")[0])
+def folder_of(name: str) -> str:
+    """The folder whose rank a module has."""
+    return FOLDER_OF_RANK.get(name, name.rpartition(".")[0])
 
 
-def own_imports_of(name: str) -> set[str]:
-    ours = (*PACKAGES, "tests")
-    return {imported for imported in imports_of(MODULES[name]) if imported.split(".")[0] in ours}
+def test_every_rank_has_a_module_and_every_module_a_rank():
+    ranked = {folder for folders in RANKS for folder in folders}
+    assert {folder_of(name) for name in MODULES} == ranked
 
 
-def test_a_module_imports_only_downwards_and_every_rank_has_a_module():
-    heights = {place: height for height, places in enumerate(RANKS) for place in places.split()}
-    assert {place_of(name) for name in MODULES} == heights.keys()
+def test_a_module_imports_only_downwards():
+    heights = {}
+    for height, folders in enumerate(RANKS):
+        for folder in folders:
+            heights[folder] = height
+
     for name in MODULES:
-        for imported in own_imports_of(name):
-            assert imported in MODULES, f"{name} imports {imported}, which is no module of ours"
-            place, its_place = place_of(name), place_of(imported)
-            arrow = f"{name} imports {imported}"
-            assert heights[its_place] <= heights[place], f"{arrow}: upwards"
-            assert place != its_place or place not in SIBLINGS, f"{arrow}: a sibling"
+        height = heights[folder_of(name)]
+        for imported in imports_of_this_project(name):
+            assert imported in MODULES, f"{name} imports {imported}, which does not exist"
+            assert heights[folder_of(imported)] <= height, f"{name} imports {imported}: upwards"
 
 
-def test_imports_form_no_circle():
-    order = TopologicalSorter({name: own_imports_of(name) for name in MODULES})
-    assert set(order.static_order()) >= MODULES.keys()  # raises CycleError where there is a circle
+def test_stages_do_not_import_each_other():
+    for name in MODULES:
+        folder = folder_of(name)
+        if folder in SIBLINGS:
+            for imported in imports_of_this_project(name):
+                assert folder_of(imported) != folder, f"{name} imports {imported}: a sibling"
+
+
+def test_imports_form_no_cycle():
+    order = TopologicalSorter({name: imports_of_this_project(name) for name in MODULES})
+    assert set(order.static_order()) >= MODULES.keys()  # raises CycleError if there is a cycle
 
 
 def test_the_formulas_import_only_torch():
-    tops = {name.split(".")[0] for name in imports_of(MODULES["stages.functional"])}
-    assert tops <= {"torch", "typing", "collections"}
+    packages = {name.split(".")[0] for name in imports_of(MODULES["stages.functional"])}
+    assert packages <= {"torch", "typing", "collections"}
 
 
 def test_the_top_level_is_fixed():
-    found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
-    found -= {name for name in found if name in UNTRACKED or name.endswith(".egg-info")}
-    assert found <= TOP_LEVEL
+    names = {path.name for path in ROOT.iterdir()}
+    tracked = set()
+    for name in names - UNTRACKED:
+        if not name.startswith(".") and not name.endswith(".egg-info"):
+            tracked.add(name)
+    assert tracked <= TOP_LEVEL
 
 
-# -- what a reader and an importer may count on ----------------------------------------------------
+# -- what a reader can rely on ---------------------------------------------------------------------
 
 
-def test_everything_public_says_what_it_is():
-    for name, path in MODULES.items():
-        assert ast.get_docstring(tree_of(path)), f"{name} has no docstring"
-    todo: list[ast.AST] = [tree_of(path) for path in MODULES.values()]
-    while todo:
-        for node in ast.iter_child_nodes(todo.pop()):
-            if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
-                assert ast.get_docstring(node), f"{node.name} has no docstring"
-                todo += [node] if isinstance(node, ast.ClassDef) else []
+def public_definitions(node: ast.AST) -> Iterator[Function | ast.ClassDef]:
+    """The public functions and classes of a module or class, with those in its classes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function | ast.ClassDef) and not child.name.startswith("_"):
+            yield child
+            if isinstance(child, ast.ClassDef):
+                yield from public_definitions(child)
 
 
-def test_a_module_only_defines():
-    defining = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.ClassDef)
-    allowed = (*defining, ast.FunctionDef, ast.AsyncFunctionDef)
-    for name, path in MODULES.items():
-        *body, last = tree_of(path).body
-        for node in body:
-            is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-            is_allowed = isinstance(node, allowed) or is_text or is_for_types
-            assert is_allowed, f"{name}: {ast.unparse(node)[:80]}"
-        is_main = isinstance(last, ast.If) and "__main__" in ast.dump(last.test)
-        is_text = isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant)
-        assert is_main or is_text or isinstance(last, allowed), name
+@pytest.mark.parametrize("name", MODULES)
+def test_everything_public_has_a_docstring(name):
+    tree = syntax_tree(MODULES[name])
+    assert ast.get_docstring(tree), f"{name} has no docstring"
+    for definition in public_definitions(tree):
+        assert ast.get_docstring(definition), f"{name}: {definition.name} has no docstring"
 
 
+DEFINITIONS = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.ClassDef,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+)
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def starts_main(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__main__" in ast.dump(node.test)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_only_defines(name):
+    statements = syntax_tree(MODULES[name]).body
+    if starts_main(statements[-1]):
+        statements = statements[:-1]
+    for statement in statements:
+        only_defines = isinstance(statement, DEFINITIONS)
+        is_allowed = only_defines or is_docstring(statement) or is_for_types(statement)
+        assert is_allowed, ast.unparse(statement)[:80]
+
+
+# -- what an importer can rely on ------------------------------------------------------------------
+
+IMPORT_WITHOUT_TORCH = """
+import importlib, sys
+for name in {names!r}:
+    importlib.import_module(name)
+    for heavy in ("torch", "openai"):
+        assert heavy not in sys.modules, name + " imports " + heavy
+"""
+# Libraries of the pages draw random numbers while they are imported, so these are imported first.
 IMPORT_ALL = """
-import importlib, random, sys, os
-names, without_torch = {names!r}, {without_torch!r}
-for name in without_torch:
+import importlib, random
+for name in {without_torch!r}:
     importlib.import_module(name)
-    assert not {{"torch", "openai"}} & {{*sys.modules}}, name + " imports torch or openai"
 import torch
-before = random.getstate(), torch.get_rng_state().tolist(), torch.get_default_dtype()
-environment = dict(os.environ)
-for name in names:
+python_state = random.getstate()
+torch_state = torch.get_rng_state().tolist()
+default_dtype = torch.get_default_dtype()
+for name in {names!r}:
     importlib.import_module(name)
-    assert before[1] == torch.get_rng_state().tolist(), name + " draws random numbers"
-assert before[0] == random.getstate() and before[2] == torch.get_default_dtype()
+    assert torch.get_rng_state().tolist() == torch_state, name + " draws random numbers"
+assert random.getstate() == python_state
+assert torch.get_default_dtype() == default_dtype
 """
 
 
-def test_importing_does_nothing_visible_and_judges_and_reports_need_no_torch(tmp_path):
-    without = [name for name in MODULES if any(fnmatchcase(name, kind) for kind in WITHOUT_TORCH)]
-    code = IMPORT_ALL.format(names=list(MODULES), without_torch=without)
-    found = subprocess.run(
+def run_silently(code: str, folder: Path) -> None:
+    """Run code in an empty folder; it must succeed, print nothing and write no files but caches."""
+    process = subprocess.run(
         [sys.executable, "-B", "-c", code],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "MPLCONFIGDIR": str(tmp_path / "mpl")},
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "HOME": str(folder), "MPLCONFIGDIR": str(folder / "mpl")},
         check=False,
     )
-    assert found.returncode == 0, found.stderr
-    # On a slow machine matplotlib says that it writes its cache of fonts; that is not ours.
-    others = [line for line in found.stderr.splitlines() if "font cache" not in line]
-    assert (found.stdout, others) == ("", [])
-    assert {path.name for path in tmp_path.iterdir()} <= {"mpl", ".cache", ".config"}
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == ""
+    # On a slow machine matplotlib says that it writes its cache of fonts.
+    errors = [line for line in process.stderr.splitlines() if "font cache" not in line]
+    assert errors == []
+    assert {path.name for path in folder.iterdir()} <= {"mpl", ".cache", ".config"}
 
 
-def test_a_command_is_a_main_that_takes_its_arguments():
-    for name in [
-        name
-        for name, path in MODULES.items()
-        if '__name__ == "__main__"' in path.read_text("utf-8")
-    ]:
-        mains = [each for each in functions_of(MODULES[name]) if each.name == "main"]
-        assert [ast.unparse(main.args).split(":")[0] for main in mains] == ["argv"], name
+def modules_without_torch() -> list[str]:
+    names = []
+    for name in MODULES:
+        if any(fnmatchcase(name, pattern) for pattern in WITHOUT_TORCH):
+            names.append(name)
+    return names
+
+
+def test_settings_judges_and_reports_need_no_torch(tmp_path):
+    run_silently(IMPORT_WITHOUT_TORCH.format(names=modules_without_torch()), tmp_path)
+
+
+def test_importing_does_nothing_visible(tmp_path):
+    code = IMPORT_ALL.format(names=list(MODULES), without_torch=modules_without_torch())
+    run_silently(code, tmp_path)
+
+
+COMMANDS = [
+    name for name in MODULES if '__name__ == "__main__"' in MODULES[name].read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_a_main_that_takes_its_arguments(name):
+    mains = []
+    for node in ast.walk(syntax_tree(MODULES[name])):
+        if isinstance(node, Function) and node.name == "main":
+            mains.append(node)
+    (main,) = mains
+    assert ast.unparse(main.args).split(":")[0] == "argv"

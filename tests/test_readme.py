@@ -1,7 +1,6 @@
 """The documents are true: what they name exists, and no detail of the paper is left out.
 
-Checked are files, tests, settings, links, commands,
-variables, stages, switches and the paper's details. `reports/test_publish.py` checks their numbers.
+`reports/test_publish.py` checks their numbers.
 """
 
 import re
@@ -15,30 +14,45 @@ from stages.config.errors import UserError
 from stages.config.ppo import PAPER_QUIRKS
 from stages.config.presets import ABLATIONS, GROUPS, PRESETS
 from stages.config.stages import STAGES
-from stages.config.values import parse_override
-from stages.pipeline.targets import VARIABLES as VARIABLE_TABLE
-from stages.pipeline.targets import targets_by_name
-from tests.lib.documents import COMMANDS, FENCE, TEXTS, make_commands
+from stages.pipeline.targets import VARIABLES, targets_by_name
+from tests.lib.documents import (
+    COMMANDS,
+    TEXTS,
+    MakeCommand,
+    code_spans,
+    fenced_lines,
+    make_commands,
+)
 
 ROOT = Path(__file__).parents[1]
 FRONT = TEXTS["README.md"]
 PAPER = TEXTS["docs/paper-details.md"]
 CHANGE = TEXTS["docs/change-it.md"]
 ALL = "\n".join(TEXTS.values())
-MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
-CODE = re.findall(r"`([^`\n]+)`", FENCE.sub("", ALL))
-TYPED = [*CODE, *(line for block in FENCE.findall(ALL) for line in block.splitlines())]
+CODE = code_spans(ALL)
 DETAILS = re.findall(r"^\| (\d\d?|inherited) \|(.*)\|$", PAPER, re.MULTILINE)
-TESTS = {
-    name
-    for path in (ROOT / "tests").rglob("test_*.py")
-    for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-}
-SETTINGS = {f"{name}.{field}" for name, kind in SECTIONS.items() for field in kind.model_fields}
 
-TARGETS = {*targets_by_name(), *STAGES, *(stage.target for stage in STAGES.values())}
-VARIABLES = {*VARIABLE_TABLE}
+
+def all_settings() -> set[str]:
+    """The full name of every setting, such as `ppo.kl_coef`."""
+    names = set()
+    for section, model in SECTIONS.items():
+        for field in model.model_fields:
+            names.add(f"{section}.{field}")
+    return names
+
+
+def all_tests() -> set[str]:
+    names: set[str] = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        text = path.read_text(encoding="utf-8")
+        names.update(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
+    return names
+
+
+def all_targets() -> set[str]:
+    return {*targets_by_name(), *STAGES, *(stage.target for stage in STAGES.values())}
 
 
 # -- what is named exists --------------------------------------------------------------------------
@@ -47,7 +61,7 @@ VARIABLES = {*VARIABLE_TABLE}
 def test_every_test_named_exists():
     named = {code for code in CODE if code.startswith("test_")}
     assert len(named) > 30
-    assert named - TESTS == set()
+    assert named - all_tests() == set()
 
 
 def test_every_file_named_exists():
@@ -55,21 +69,33 @@ def test_every_file_named_exists():
     named = {code for code in CODE if re.fullmatch(pattern, code)}
     assert len(named) > 30
     assert {code for code in named if not (ROOT / code).exists()} == set()
+
+
+def test_every_function_that_is_named_with_its_file_exists():
     for name, file in re.findall(r"`(\w+)`\sin\s`([\w/]+\.py)`", ALL):
-        assert re.search(rf"^(def|class) {name}\b", (ROOT / file).read_text("utf-8"), re.M), name
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"^(def|class) {name}\b", text, re.MULTILINE), f"{name} in {file}"
 
 
 def test_every_setting_named_exists():
     named = {code for code in CODE if re.fullmatch(rf"({'|'.join(SECTIONS)})\.[a-z]\w*", code)}
     assert len(named) > 60
-    assert named - SETTINGS == set()
+    assert named - all_settings() == set()
 
 
 def test_every_setting_that_is_set_takes_its_value():
-    pairs = {code for code in CODE if re.fullmatch(r"\w+\.\w+=\S+", code)}
-    assert pairs
-    for pair in pairs:
-        parse_override(pair)
+    overrides = {code for code in CODE if re.fullmatch(r"\w+\.\w+=\S+", code)}
+    assert overrides
+    for override in overrides:
+        override_of(override)
+
+
+def anchors_of(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    anchors = set()
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        anchors.add(re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-"))
+    return anchors
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -78,66 +104,94 @@ def test_every_link_leads_to_a_file_and_a_heading(name):
     assert links
     for link in links:
         path, _, anchor = link.partition("#")
-        target = ROOT / Path(name).parent / path if path else ROOT / name
+        target = ROOT / name
+        if path:
+            target = target.parent / path
         assert target.exists(), link
-        headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.M) if anchor else []
-        anchors = [re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings]
-        assert anchor in ("", *anchors), link
+        if anchor:
+            assert anchor in anchors_of(target.read_text(encoding="utf-8")), link
+
+
+# Variables of other programs, and a table in the code.
+OTHER_VARIABLES = {"LD_PRELOAD", "OMP_WAIT_POLICY", "PIP_EXTRA_INDEX_URL", "STAGES"}
 
 
 def test_every_environment_and_makefile_variable_named_exists():
-    sources = [path for package in ("stages", "eval") for path in (ROOT / package).glob("**/*.py")]
-    code = "\n".join(path.read_text(encoding="utf-8") for path in sources)
-    environment = set(re.findall(r"\b([A-Z]+_[A-Z_]+)\b", code))
-    named = {word for text in TYPED for word in re.findall(r"(?:^|\s)([A-Z][A-Z_]*)=", text)}
-    named |= {text for text in CODE if re.fullmatch(r"[A-Z][A-Z_]+", text)}
+    named = {code for code in CODE if re.fullmatch(r"[A-Z][A-Z_]+", code)}
+    for text in [*CODE, *fenced_lines(ALL)]:
+        named.update(re.findall(r"(?:^|\s)([A-Z][A-Z_]*)=", text))
+
+    in_code: set[str] = set()
+    for package in ("stages", "eval"):
+        for path in (ROOT / package).rglob("*.py"):
+            in_code.update(re.findall(r"\b([A-Z]+_[A-Z_]+)\b", path.read_text(encoding="utf-8")))
+
     assert {"SET", "NAME", "UPSTREAM", "MAX_COST", "WANDB_PROJECT"} <= named
-    elsewhere = {"LD_PRELOAD", "OMP_WAIT_POLICY", "PIP_EXTRA_INDEX_URL", "STAGES"}
-    assert named - VARIABLES - environment - elsewhere == set()
+    assert named - VARIABLES.keys() - in_code - OTHER_VARIABLES == set()
 
 
-# -- what is to be typed ---------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 
-def test_every_make_command_has_targets_variables_and_settings_that_exist():
+def test_the_documents_have_many_commands():
     assert len(COMMANDS) > 20
-    for _, *words in COMMANDS:
-        given = dict(word.split("=", 1) for word in words if "=" in word)
-        targets = {word for word in words if "=" not in word and not word.startswith("-")}
-        assert targets, words
-        assert targets <= TARGETS, words
-        assert given.keys() <= VARIABLES, words
-        assert given.get("PRESET", "tiny") in {*PRESETS, "my_preset.yaml"}, words
-        for override in given.get("SET", "").replace("...", "facts").split():
-            parse_override(override)
-        assert set(given.get("ABLATIONS", "").split()) <= {*ABLATIONS, *GROUPS}, words
 
 
-def test_every_command_that_changes_a_setting_is_one_that_the_pipeline_takes():
-    taken = 0
-    for _, *words in COMMANDS:
-        given = dict(word.split("=", 1) for word in words if "=" in word)
-        if "SET" not in given or "UPSTREAM" in given or "DATA" in given:
-            continue
-        overrides = tuple(given["SET"].split())
-        name = given.get("NAME", "")
-        preset = given.get("PRESET", "outputs" if "INPUT" in given else "tiny")
-        overrides += (f"outputs.file={given['INPUT']}",) if "INPUT" in given else ()
-        made = make_config(preset, name=name, overrides=overrides)
-        assert made.overrides == overrides
-        taken += 1
-    assert taken > 3
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_every_make_command_has_targets_variables_and_settings_that_exist(command):
+    assert command.targets
+    assert set(command.targets) <= all_targets()
+    variables = command.variables
+    assert variables.keys() <= VARIABLES.keys()
+    assert variables.get("PRESET", "tiny") in {*PRESETS, "my_preset.yaml"}
+    for override in variables.get("SET", "").replace("...", "facts").split():
+        override_of(override)
+    assert set(variables.get("ABLATIONS", "").split()) <= {*ABLATIONS, *GROUPS}
 
 
-def test_a_wrong_command_would_be_noticed():
+def changes_settings(command: MakeCommand) -> bool:
+    """Whether a command changes settings, and needs neither another run nor a file of data."""
+    variables = command.variables
+    return "SET" in variables and "UPSTREAM" not in variables and "DATA" not in variables
+
+
+CHANGING_COMMANDS = [command for command in COMMANDS if changes_settings(command)]
+
+
+def test_the_documents_have_commands_that_change_settings():
+    assert len(CHANGING_COMMANDS) > 3
+
+
+@pytest.mark.parametrize("command", CHANGING_COMMANDS, ids=str)
+def test_every_command_that_changes_a_setting_is_one_that_the_pipeline_takes(command):
+    variables = command.variables
+    preset = variables.get("PRESET", "tiny")
+    overrides = variables["SET"].split()
+    if "INPUT" in variables:
+        preset = variables.get("PRESET", "outputs")
+        overrides.append(f"outputs.file={variables['INPUT']}")
+
+    config = make_config(preset, name=variables.get("NAME", ""), overrides=tuple(overrides))
+
+    assert list(config.overrides) == overrides
+
+
+def test_commands_are_found_in_code_and_fences_without_comments():
     text = (
         "run `make evall SET=ppo.klcoef=1`\n```\nKEY=x make eval \\\n    NAMES='a b'   # why\n```\n"
     )
     wrong, right = make_commands(text)
-    assert not {"evall"} <= TARGETS
+    assert right.words == ["eval", "NAMES=a b"]
+    assert right.targets == ["eval"]
+    assert right.variables == {"NAMES": "a b"}
+    assert wrong.targets == ["evall"]
+    assert wrong.variables == {"SET": "ppo.klcoef=1"}
+
+
+def test_a_wrong_command_would_be_noticed():
+    assert "evall" not in all_targets()
     with pytest.raises(UserError):
-        parse_override(wrong[-1].removeprefix("SET="))
-    assert right == ["make", "eval", "NAMES=a b"]
+        override_of("ppo.klcoef=1")
 
 
 # -- what must not be left out ---------------------------------------------------------------------
@@ -156,27 +210,32 @@ def test_every_setting_of_ppo_is_explained(name):
     assert f"`ppo.{name}`" in ALL or f"`ppo.{name}=" in ALL
 
 
-def test_the_papers_quirks_are_told_with_their_values():
-    for name, value in PAPER_QUIRKS.items():
-        assert re.search(rf"\| `ppo\.{name}` \| `\w+` \| `{value}` \|", PAPER), name
+@pytest.mark.parametrize(("name", "value"), PAPER_QUIRKS.items(), ids=PAPER_QUIRKS)
+def test_the_papers_quirks_are_in_the_table_with_their_values(name, value):
+    assert re.search(rf"\| `ppo\.{name}` \| `\w+` \| `{value}` \|", PAPER)
 
 
-def test_every_stage_is_told_with_its_module_and_target():
-    for name, stage in STAGES.items():
-        command = f"make {stage.target}"
-        row = rf"^\| `{name}` \| {re.escape(stage.what)} \| `([\w/]+)\.py` \| `{command}` \|$"
-        told = re.search(row, TEXTS["docs/quickstart.md"], re.MULTILINE)
-        assert told, name
-        assert told[1].replace("/", ".") == stage.module
+@pytest.mark.parametrize("name", STAGES)
+def test_every_stage_is_in_the_table_with_its_module_and_target(name):
+    stage = STAGES[name]
+    what = re.escape(stage.what)
+    row = rf"^\| `{name}` \| {what} \| `([\w/]+)\.py` \| `make {stage.target}` \|$"
+    match = re.search(row, TEXTS["docs/quickstart.md"], re.MULTILINE)
+    assert match is not None
+    assert match[1].replace("/", ".") == stage.module
 
 
-def test_every_preset_and_every_switch_is_told():
-    assert {name for name in PRESETS if f"`{name}`" not in CHANGE} == set()
-    for name, ablation in ABLATIONS.items():
-        assert f"| `{name}` | `{' '.join(ablation.settings)}` |" in CHANGE
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_named(name):
+    assert f"`{name}`" in CHANGE
 
 
-def test_the_front_door_says_who_judges_and_what_was_not_run():
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_every_ablation_is_in_the_table_with_its_settings(name):
+    assert f"| `{name}` | `{' '.join(ABLATIONS[name].settings)}` |" in CHANGE
+
+
+def test_the_readme_says_who_judges_and_what_was_not_run():
     assert "**not an LLM**" in FRONT
     assert "No Pythia preset has been run from start to end" in FRONT
     assert "nothing has run on several GPUs" in FRONT

@@ -46,15 +46,18 @@ from tests.lib.resuming import ARGUMENTS, SETTINGS
 
 ROOT = Path(__file__).parents[1]
 MEAN = 1.75
-WORLD = [one for one in SETTINGS if one.startswith(("world.", "memory."))]
+WORLD_SETTINGS = [setting for setting in SETTINGS if setting.startswith(("world.", "memory."))]
 
 
-def paper_layout(ours: Path, folder: Path, kind: str = "safetensors") -> Path:
-    """Save a reward model of ours as the paper's code does: a backbone, a scalar head, and the mean
-    in the configuration. Every score stays what it is.
+def save_in_paper_layout(ours: Path, folder: Path, kind: str = "safetensors") -> Path:
+    """Save a reward model of ours as the paper's code does; return the folder.
+
+    There is a backbone, a scalar head, and the mean in the configuration. Scores do not change.
     """
     model = AutoModelForTokenClassification.from_pretrained(ours, dtype=torch.float32)
-    weights = {f"lm_backbone.{name}": x.clone() for name, x in model.gpt_neox.state_dict().items()}
+    weights = {}
+    for name, weight in model.gpt_neox.state_dict().items():
+        weights[f"lm_backbone.{name}"] = weight.clone()
     weights["scalar_head.weight"] = model.classifier.weight.detach().clone()
     weights["scalar_head.bias"] = model.classifier.bias.detach().clone() + MEAN
     folder.mkdir()
@@ -102,26 +105,28 @@ RESPONSES = torch.tensor([[11, 12, 0], [11, 12, 0]])
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_a_converted_reward_model_scores_as_the_papers_forward_pass(whole, tmp_path, kind):
     ours = whole / "normalize/model"
-    folder = paper_layout(ours, tmp_path / "paper", kind)
+    folder = save_in_paper_layout(ours, tmp_path / "paper", kind)
+    batch = ResponseBatch(queries=QUERIES, responses=RESPONSES, pad_id=-1)
 
     converted, mean = load_released_reward_model(folder)
+    scores = score_responses(converted, batch)
 
     assert mean == MEAN
     theirs = PaperModel(folder, AutoModelForTokenClassification.from_pretrained(ours).config)
-    expected = [theirs.score(row) for row in torch.cat([QUERIES, RESPONSES], dim=1).tolist()]
+    expected = [theirs.score(tokens) for tokens in torch.cat([QUERIES, RESPONSES], dim=1).tolist()]
     assert expected[0] != expected[1]
-    batch = ResponseBatch(queries=QUERIES, responses=RESPONSES, pad_id=-1)
-    scores = score_responses(converted, batch)
     assert scores.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_converted_reward_model_stays_the_same_when_saved(whole, tmp_path):
-    folder = paper_layout(whole / "normalize/model", tmp_path / "paper")
+    folder = save_in_paper_layout(whole / "normalize/model", tmp_path / "paper")
     converted, _ = load_released_reward_model(folder)
+
     converted.save_pretrained(tmp_path / "saved")
-    again = load_reward_model(tmp_path / "saved").eval()
-    for saved, expected in zip(again.parameters(), converted.parameters(), strict=True):
-        assert torch.equal(saved, expected)
+    reloaded = load_reward_model(tmp_path / "saved").eval()
+
+    for weight, expected in zip(reloaded.parameters(), converted.parameters(), strict=True):
+        assert torch.equal(weight, expected)
 
 
 FAMILIES = {
@@ -144,15 +149,16 @@ def test_a_sequence_classifier_gives_its_own_scores_at_the_last_token(family, tm
     classifier.to(torch.bfloat16).save_pretrained(tmp_path)
     theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float32)
     theirs.eval()
+    queries = torch.tensor([[39, 6, 7, 8], [9, 5, 3, 2]])  # the first one is padded
+    batch = ResponseBatch(queries=queries, responses=RESPONSES, pad_id=39)
 
     model, mean = load_released_reward_model(tmp_path)
+    scores = score_responses(model, batch)
 
     assert mean == 0.0
-    queries = torch.tensor([[39, 6, 7, 8], [9, 5, 3, 2]])
-    batch = ResponseBatch(queries=queries, responses=RESPONSES, pad_id=39)
-    scores = score_responses(model, batch)
-    for score, query in zip(scores, ([6, 7, 8], [9, 5, 3, 2]), strict=True):
-        expected = theirs(torch.tensor([[*query, 11, 12, 0]])).logits[0, 0]
+    unpadded = ([6, 7, 8, 11, 12, 0], [9, 5, 3, 2, 11, 12, 0])
+    for score, tokens in zip(scores, unpadded, strict=True):
+        expected = theirs(torch.tensor([tokens])).logits[0, 0]
         assert score.item() == pytest.approx(expected.item(), abs=1e-5)
 
 
@@ -180,23 +186,31 @@ def test_a_backbone_with_a_value_head_and_a_normalization_gives_its_own_scores(t
     torch.manual_seed(4)
     theirs = AutoModel.from_config(FAMILIES["llama"]).eval()
     head = torch.randn(1, 32)
-    weights = {f"model.{name}": x.clone() for name, x in theirs.state_dict().items()}
-    save_file(weights | {"value_head.weight": head}, tmp_path / "model.safetensors")
-    config = FAMILIES["llama"].to_dict() | {"architectures": ["RewardModel"]}
-    config |= {"normalize_reward": True, "mean": 0.75, "std": 2.0}
+    weights = {f"model.{name}": weight.clone() for name, weight in theirs.state_dict().items()}
+    weights["value_head.weight"] = head
+    save_file(weights, tmp_path / "model.safetensors")
+    config = FAMILIES["llama"].to_dict()
+    config["architectures"] = ["RewardModel"]
+    config["normalize_reward"] = True
+    config["mean"] = 0.75
+    config["std"] = 2.0
     (tmp_path / "config.json").write_text(json.dumps(config))
-    model, mean = load_released_reward_model(tmp_path)
-    assert mean == 0.75
-    tokens = [9, 5, 3, 2, 11, 12, 0]
-    raw = (theirs(torch.tensor([tokens])).last_hidden_state[0, -1] * head).sum()
-    text = ResponseBatch(
-        queries=torch.tensor([tokens[:4]]), responses=torch.tensor([tokens[4:]]), pad_id=39
+    query = [9, 5, 3, 2]
+    response = [11, 12, 0]
+    batch = ResponseBatch(
+        queries=torch.tensor([query]), responses=torch.tensor([response]), pad_id=39
     )
-    own = score_responses(model, text)
-    assert own.item() == pytest.approx((raw.item() - 0.75) / 2.0, abs=1e-5)
+
+    model, mean = load_released_reward_model(tmp_path)
+    score = score_responses(model, batch)
+
+    assert mean == 0.75
+    hidden_states = theirs(torch.tensor([query + response])).last_hidden_state
+    raw_score = (hidden_states[0, -1] * head).sum()
+    assert score.item() == pytest.approx((raw_score.item() - 0.75) / 2.0, abs=1e-5)
 
 
-def test_a_reward_model_of_ours_loads_as_it_is(whole):
+def test_a_reward_model_of_ours_loads_unchanged(whole):
     ours, mean = load_released_reward_model(whole / "normalize/model")
     assert mean is None
     assert ours.config.num_labels == 1
@@ -210,15 +224,19 @@ HEAD = "scalar_head.weight"
 
 @pytest.fixture
 def paper(whole, tmp_path):
-    """A reward model in the paper's layout, to be changed."""
-    return paper_layout(whole / "normalize/model", tmp_path / "paper")
+    """A reward model in the paper's layout that a test can change."""
+    return save_in_paper_layout(whole / "normalize/model", tmp_path / "paper")
 
 
-def refusal_of_weights(folder: Path, **changes: Any) -> str:
-    """The line for a folder in which some weights are changed, or left out if they are None."""
-    weights: dict[str, Any] = {**read_weights(folder).tensors, **changes}
-    kept = {name: x.clone() for name, x in weights.items() if x is not None}
-    save_file(kept, folder / "model.safetensors")
+def refusal_of_weights(folder: Path, **changes: torch.Tensor | None) -> str:
+    """The error for a folder in which some weights are changed, or left out if they are None."""
+    weights = {name: weight.clone() for name, weight in read_weights(folder).tensors.items()}
+    for name, weight in changes.items():
+        if weight is None:
+            del weights[name]
+        else:
+            weights[name] = weight
+    save_file(weights, folder / "model.safetensors")
     return refusal_of(load_released_reward_model, folder)
 
 
@@ -242,7 +260,7 @@ def test_a_missing_weight_is_refused(paper):
 
 
 def test_an_unexpected_weight_is_refused(paper):
-    line = refusal_of_weights(paper, **{"lm_backbone.more": torch.ones(1)})
+    line = refusal_of_weights(paper, **{"lm_backbone.more": torch.ones(1)})  # of no layer
     assert "has unexpected 1 weights (gpt_neox.more)" in line
 
 
@@ -269,6 +287,7 @@ def test_a_weight_that_is_not_finite_is_refused(paper):
         ({"normalize_reward": True, "mean": True}, "mean must be a number, not True"),
         ({"normalize_reward": True, "std": math.inf}, "std must be a number, not inf"),
     ],
+    ids=["bias NaN", "bias text", "mean boolean", "std infinite"],
 )
 def test_a_normalization_that_is_no_number_is_refused(paper, fields, expected):
     edit_json(paper / "config.json", **fields)
@@ -278,14 +297,16 @@ def test_a_normalization_that_is_no_number_is_refused(paper, fields, expected):
 # -- in a run --------------------------------------------------------------------------------------
 
 
-def test_a_reward_model_of_others_takes_the_place_of_training_one(attempt, whole, paper):
+def test_a_released_reward_model_takes_the_place_of_training_one(attempt, whole, paper):
     run = attempt("rm").parent
+
     for stage in (rm, normalize, ppo):
         run_module(stage, [*ARGUMENTS, f"released.reward_model={paper}"])
-    taken = load_reward_model(run / "rm/model")
-    published = load_reward_model(whole / "normalize/model")
-    for one, other in zip(taken.parameters(), published.parameters(), strict=True):
-        assert torch.allclose(one, other, atol=1e-6)
+
+    used = load_reward_model(run / "rm/model")
+    released = load_reward_model(whole / "normalize/model")
+    for weight, expected in zip(used.parameters(), released.parameters(), strict=True):
+        assert torch.allclose(weight, expected, atol=1e-6)
 
 
 def test_a_reward_model_with_another_tokenizer_is_refused(attempt, whole, paper, capsys):
@@ -294,79 +315,112 @@ def test_a_reward_model_with_another_tokenizer_is_refused(attempt, whole, paper,
     tokenizer["model"]["merges"].clear()
     (paper / "tokenizer.json").write_text(json.dumps(tokenizer))
     shutil.copy(whole / "sft/model/tokenizer_config.json", paper)
+
     with pytest.raises(SystemExit):
         run_module(rm, [*ARGUMENTS, f"released.reward_model={paper}"])
+
     assert "has a different tokenizer than random" in capsys.readouterr().err
 
 
-def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`make` in a folder of its own, as people type it."""
-    shutil.copy(ROOT / "Makefile", folder)
-    typed = ["make", "--no-print-directory", "VENV=", f"PYTHON={sys.executable}", *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        typed, capture_output=True, text=True, cwd=folder, env=environment, check=False
+def make_eval(folder: Path) -> str:
+    """Judge the released policy of a folder with `make eval`, as people type it; what it prints."""
+    settings = [*WORLD_SETTINGS, "eval.posts=6", "checks.control_posts=3"]
+    variables = ["POLICY=policy", "REWARD_MODEL=reward", f"SET={' '.join(settings)}"]
+    command = ["make", "--no-print-directory", "VENV=", f"PYTHON={sys.executable}", "eval"]
+    done = subprocess.run(
+        [*command, *variables],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def judged(whole, tmp_path_factory):
     """A folder in which `make eval POLICY=... REWARD_MODEL=...` has judged a released policy."""
     folder = tmp_path_factory.mktemp("released")
+    shutil.copy(ROOT / "Makefile", folder)
     shutil.copytree(whole / "sft/model", folder / "policy")
-    paper_layout(whole / "normalize/model", folder / "reward")
-    words = [f"SET={' '.join(WORLD)} eval.posts=6 checks.control_posts=3", "REWARD_MODEL=reward"]
-    made = make(folder, "eval", "POLICY=policy", *words)
-    assert made.returncode == 0, made.stderr
-    return folder, words
+    save_in_paper_layout(whole / "normalize/model", folder / "reward")
+    make_eval(folder)
+    return folder
 
 
 @pytest.mark.walk
-def test_make_eval_policy_judges_a_released_checkpoint_to_its_page(judged):
-    folder, words = judged
-    run = folder / "runs/released-policy/seed44413"
-    assert {one.name for one in run.iterdir() if not one.name.startswith(".")} == {
-        *("base", "released", "summaries", "judge", "controls", "win_rate", "report")
+def test_make_eval_policy_runs_the_stages_from_base_to_report(judged):
+    run = judged / "runs/released-policy/seed44413"
+    stages = {path.name for path in run.iterdir() if not path.name.startswith(".")}
+    assert stages == {
+        "base",
+        "released",
+        "summaries",
+        "judge",
+        "controls",
+        "win_rate",
+        "report",
     }
-    assert [path.stem for path in (run / "summaries").glob("*.jsonl")] == ["released"]
-    rows = read_lines(run / "summaries/released.jsonl")
+
+
+@pytest.mark.walk
+def test_the_summaries_of_a_released_policy_are_scored_by_the_released_reward_model(judged):
+    folder = judged / "runs/released-policy/seed44413/summaries"
+    assert [path.stem for path in folder.glob("*.jsonl")] == ["released"]
+    rows = read_lines(folder / "released.jsonl")
     assert len(rows) == 6
-    model = PaperModel(
-        folder / "reward", AutoModelForTokenClassification.from_pretrained(folder / "policy").config
-    )
-    tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
-    row = rows[0]
-    text = f"{row['query']} {row['reference']}"
-    ids = tokenizer(text, add_special_tokens=False).input_ids
-    assert row["reference_score"] == pytest.approx(
-        model.score([*ids, tokenizer.eos_token_id]), abs=1e-4
-    )
-    again = make(folder, "eval", "POLICY=policy", *words)
-    assert "nothing to do" in again.stdout, again.stderr
+
+    backbone_config = AutoModelForTokenClassification.from_pretrained(judged / "policy").config
+    reward_model = PaperModel(judged / "reward", backbone_config)
+    tokenizer = AutoTokenizer.from_pretrained(judged / "policy")
+    text = f"{rows[0]['query']} {rows[0]['reference']}"
+    tokens = tokenizer(text, add_special_tokens=False).input_ids
+    expected = reward_model.score([*tokens, tokenizer.eos_token_id])
+    assert rows[0]["reference_score"] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.walk
+def test_the_same_make_eval_policy_has_nothing_to_do(judged):
+    assert "nothing to do" in make_eval(judged)
+
+
+def released_policy(*overrides: str, **options: Any) -> Any:
+    """The config of a run that judges a released policy."""
+    policy = "released.policy=org/policy@v1"
+    return make_config("tiny", overrides=(policy, *overrides), **options)
+
+
+def test_a_released_policy_is_not_trained():
+    with pytest.raises(UserError, match="ppo trains, but POLICY= is judged without training"):
+        wanted_stages(released_policy(), ["ppo"])
+
+
+def test_a_released_policy_has_no_upstream():
+    with pytest.raises(UserError, match="leave out UPSTREAM="):
+        wanted_stages(released_policy(upstream="tiny"), ["eval"])
 
 
 @pytest.mark.parametrize(
-    ("changes", "goal", "said"),
+    ("override", "error"),
     [
-        ({}, "ppo", "ppo trains, but POLICY= is judged without training"),
-        ({"upstream": "tiny"}, "eval", "leave out UPSTREAM="),
-        ({"overrides": ("sft.epochs=3",)}, "eval", r"sft\.\* has no effect"),
-        ({"overrides": ("rloo.kl_coef=0.1",)}, "eval", r"rloo\.\* has no effect"),
-        ({"overrides": ("optimizer.adam_beta1=0.8",)}, "eval", r"optimizer\.\* has no effect"),
-        ({"overrides": ("normalize.posts=9",)}, "eval", r"normalize\.\* has no effect"),
-        ({"overrides": ("judge.kind=reward_model",)}, "eval", "needs a reward model"),
+        ("sft.epochs=3", r"sft\.\* has no effect"),
+        ("rloo.kl_coef=0.1", r"rloo\.\* has no effect"),
+        ("optimizer.adam_beta1=0.8", r"optimizer\.\* has no effect"),
+        ("normalize.posts=9", r"normalize\.\* has no effect"),
+        ("judge.kind=reward_model", "needs a reward model"),
     ],
 )
-def test_what_makes_no_sense_with_a_released_policy_is_one_line(changes, goal, said):
-    overrides = ("released.policy=org/policy@v1", *changes.get("overrides", ()))
-    with pytest.raises(UserError, match=said):
-        wanted_stages(make_config("tiny", **{**changes, "overrides": overrides}), [goal])
+def test_settings_that_make_no_sense_with_a_released_policy_are_refused(override, error):
+    with pytest.raises(UserError, match=error):
+        wanted_stages(released_policy(override), ["eval"])
 
 
 def test_a_released_policy_takes_a_tokenizer_whatever_the_preset():
-    overrides = ("released.policy=org/policy@v1", "judge.kind=facts")
-    config = make_config("tiny", tokenizer="org/tokenizer", overrides=overrides)
-    assert (config.base.checkpoint, config.base.tokenizer) == ("org/policy@v1", "org/tokenizer")
+    config = released_policy("judge.kind=facts", tokenizer="org/tokenizer")
+    assert config.base.checkpoint == "org/policy@v1"
+    assert config.base.tokenizer == "org/tokenizer"
 
 
 def test_a_tokenizer_for_existing_summaries_is_refused():
@@ -376,16 +430,19 @@ def test_a_tokenizer_for_existing_summaries_is_refused():
 
 def test_a_released_reward_model_can_be_the_gold_judge_of_any_run(whole, place):
     shutil.copytree(whole.parents[1], place / "runs", copy_function=os.link)
-    folder = paper_layout(whole / "normalize/model", place / "paper")
+    folder = save_in_paper_layout(whole / "normalize/model", place / "paper")
     shutil.copy(whole / "normalize/model/tokenizer.json", folder)
     shutil.copy(whole / "normalize/model/tokenizer_config.json", folder)
     overrides = (*SETTINGS, "judge.kind=reward_model", "judge.model=paper")
     config = make_config("tiny", name="resumed", overrides=overrides)
+
     results = judge_summaries(config)
+
     assert results["judge"]["name"] == "gold reward model in folder paper, not an LLM"
     assert "NOT KNOWN" in results["judge"]["note"]
-    written = {row["id"]: row for row in read_lines(whole / "summaries/ppo.jsonl")}
-    rows = read_lines(stage_folder(config, "judge") / "gold_scores.jsonl")
-    for row in (one for one in rows if one["policy"] == "ppo"):  # it is the run's own, converted
-        expected = written[row["id"]]["reference_score"]
-        assert row["reference_score"] == pytest.approx(expected, abs=1e-4)
+    # The gold model is the run's own reward model, converted, so its scores are those of the run.
+    summaries = {row["id"]: row for row in read_lines(whole / "summaries/ppo.jsonl")}
+    for row in read_lines(stage_folder(config, "judge") / "gold_scores.jsonl"):
+        if row["policy"] == "ppo":
+            expected = summaries[row["id"]]["reference_score"]
+            assert row["reference_score"] == pytest.approx(expected, abs=1e-4)

@@ -1,7 +1,7 @@
-"""Neither a key nor a password reaches a file, the terminal, a page or wandb, whatever goes wrong.
+"""Neither a key nor a password reaches a file, the terminal or a page, whatever goes wrong.
 
-Each fault runs the stages of `make judge` in this process, as far as they get, and then everything
-that they wrote and said is searched for the key in all its spellings.
+Each test runs the stages of `make judge` in this process, as far as they get. Then everything that
+they wrote and printed is searched for the key in all its spellings.
 """
 
 import importlib
@@ -9,8 +9,8 @@ import json
 import sqlite3
 import traceback
 import urllib.parse
-from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,183 +23,250 @@ from stages.config.command_line import make_config
 from stages.config.errors import UserError
 from tests.lib.chat_server import GOOD, chat, serving
 from tests.lib.make_stages import run_module
+from tests.lib.rows import write_rows
 
 KEY = "sk-proj-4f8/a9b2+c7d1_E"
 PASSWORD = "pa55word-of-mine"
-SPELLED = (
-    KEY,
-    json.dumps(KEY).replace("/", "\\/")[1:-1],
-    "".join(f"\\u{ord(letter):04x}" for letter in KEY),
-    urllib.parse.quote(KEY, safe=""),
-    PASSWORD,
-)
-ESCAPED = SPELLED[2]
+KEY_IN_JSON = json.dumps(KEY).replace("/", "\\/").strip('"')
+KEY_IN_ESCAPES = "".join(f"\\u{ord(letter):04x}" for letter in KEY)
+KEY_IN_URL = urllib.parse.quote(KEY, safe="")
+SECRETS = (KEY, KEY_IN_JSON, KEY_IN_ESCAPES, KEY_IN_URL, PASSWORD)
 BEARER = f"Authorization: Bearer {KEY}"
-Answer = Callable[[int, Any], Any]
 pytestmark = pytest.mark.usefixtures("no_drawing")
 
 
-def refusal(status: int, text: str = f"what you sent was {BEARER}", **more: Any) -> Answer:
-    return lambda number, body: (status, {"error": {"message": text, **more}})
-
-
-def reply(text: str, **more: Any) -> Answer:
-    return lambda number, body: chat(text, **more)
-
-
-def raw(text: str) -> Answer:
-    return lambda number, body: (200, text)
-
-
-THINKS = {
-    **chat(GOOD)[1],
-    "choices": [{"message": {"content": GOOD, "reasoning_content": KEY}, "finish_reason": "stop"}],
-}
-COMPLETION = json.dumps(chat(GOOD)[1])
-# What a server does -> a part of what is then said, or kept.
-FAULTS: dict[str, tuple[Answer, str]] = {
-    "a reply": (reply(f"Comparison: the key is {KEY}.\nPreferred: A"), "the key is [key]"),
-    "a reply in escapes": (raw(COMPLETION.replace("accurate", ESCAPED)), "is [key]."),
-    "a thought": (lambda number, body: (200, THINKS), "accurate"),
-    "another model's name": (reply(GOOD, model=KEY), "the reply is [key]'s"),
-    "headers": (lambda number, body: (*chat(GOOD), {"x-echo": KEY, "retry-after": KEY}), "reply"),
-    "a bad key": (refusal(401, f"Incorrect API key provided: {KEY}"), "provided: [key]"),
-    "no such model": (
-        refusal(404, f"no model for {urllib.parse.quote(KEY, safe='')}"),
-        "for [key]",
-    ),
-    "a web page": (raw(f"<html>{BEARER}</html>"), "Bearer [key]"),
-}
+# -- a run, and the search through all that it leaves ----------------------------------------------
 
 
 @pytest.fixture
-def words(judge_environment, place, monkeypatch):
-    """Gives the command line of a run that judges two summaries by a server."""
+def options_for(judge_environment, place, monkeypatch):
+    """Gives the options of a run that judges two summaries by a server."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    rows = [
-        {"id": k, "post": f"post {k}.", "summary": f"s {k}", "reference": "r"} for k in range(2)
-    ]
-    Path("x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(
+        Path("x.jsonl"),
+        [
+            {"id": 0, "post": "post 0.", "summary": "s 0", "reference": "r"},
+            {"id": 1, "post": "post 1.", "summary": "s 1", "reference": "r"},
+        ],
+    )
 
     def make(url: str) -> list[str]:
-        settings = [
+        return [
+            "--preset",
+            "outputs",
+            "--set",
             "outputs.file=x.jsonl",
             "judge.kind=openai",
             "judge.model=judge",
+            "judge.max_retries=1",
+            f"judge.base_url={url}",
+            "checks.control_posts=2",
         ]
-        settings += ["judge.max_retries=1", f"judge.base_url={url}", "checks.control_posts=2"]
-        return ["--preset", "outputs", "--set", *settings]
 
     return make
 
 
-def run_stages(words: list[str]) -> None:
-    """The stages of `make judge`, until one refuses or breaks, and the page."""
+def run_stages(options: list[str]) -> None:
+    """Run the stages of `make judge` until one refuses or breaks, and write the page."""
     for stage in (outputs, judge, controls, win_rate):
-        run_module(stage, words)
-    outputs_page.write_report(make_config("outputs", overrides=tuple(words[3:])))
+        run_module(stage, options)
+    overrides = options[options.index("--set") + 1 :]
+    outputs_page.write_report(make_config("outputs", overrides=tuple(overrides)))
 
 
-def written(folder: Path) -> str:
+def written_below(folder: Path) -> str:
     """The names and contents of all files, and the rows of the cache."""
     texts = [f"{path}\n{path.read_bytes()!r}" for path in folder.rglob("*") if path.is_file()]
     for path in folder.rglob("*.sqlite"):
-        with sqlite3.connect(path) as file:
-            texts += [repr(file.execute(f"SELECT * FROM {name}").fetchall()) for name in TABLES]
+        with sqlite3.connect(path) as database:
+            rows = database.execute("SELECT * FROM requests").fetchall()
+        texts.append(repr(rows))
     return "\n".join(texts)
 
 
-TABLES = ("requests",)
-
-
-def run_and_search(words: list[str], capfd: Any, folder: Path) -> str:
-    """All that a run wrote and said, in which no secret is."""
+def run_and_search(options: list[str], capfd: Any, folder: Path) -> str:
+    """Run the stages, and return all that they wrote and printed; fail if a secret is in it."""
     with suppress(SystemExit):
-        run_stages(words)
-    shown = capfd.readouterr()
-    everything = written(folder) + shown.out + shown.err
-    for secret in SPELLED:
+        run_stages(options)
+    printed = capfd.readouterr()
+    everything = written_below(folder) + printed.out + printed.err
+    for secret in SECRETS:
         assert secret.lower() not in everything.lower()
-    assert "Traceback" not in shown.err
+    assert "Traceback" not in printed.err
     return everything
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_key_that_a_server_repeats_is_nowhere(words, capfd, tmp_path, fault):
-    answer, shown = FAULTS[fault]
-    with serving(answer) as server:
-        everything = run_and_search(words(server.url), capfd, tmp_path)
-    assert server.requests
-    assert shown in everything.replace("\\\\", "\\").replace('\\"', '"')
-
-
 def test_the_search_finds_a_key(tmp_path):
-    with sqlite3.connect(tmp_path / "x.sqlite") as file:
-        for name in TABLES:
-            file.execute(f"CREATE TABLE {name} (x)")
-        file.execute("INSERT INTO requests VALUES (?)", (KEY,))
-    (tmp_path / "y").write_text(ESCAPED)
-    everything = written(tmp_path)
+    with sqlite3.connect(tmp_path / "x.sqlite") as database:
+        database.execute("CREATE TABLE requests (x)")
+        database.execute("INSERT INTO requests VALUES (?)", (KEY,))
+    (tmp_path / "y").write_text(KEY_IN_ESCAPES)
+
+    everything = written_below(tmp_path)
+
     assert KEY in everything
-    assert ESCAPED in everything.replace("\\\\", "\\")
+    assert KEY_IN_ESCAPES in everything.replace("\\\\", "\\")
+
+
+# -- what a server answers -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What a server answers, and a part of what is then printed or kept."""
+
+    answer: tuple[Any, ...]
+    """Status, body and, if there are any, headers."""
+    shown: str
+
+
+GOOD_COMPLETION = chat(GOOD)[1]
+
+
+def with_thought(text: str) -> dict[str, Any]:
+    """A completion with the reasoning that led to it."""
+    message = {"content": GOOD, "reasoning_content": text}
+    return GOOD_COMPLETION | {"choices": [{"message": message, "finish_reason": "stop"}]}
+
+
+def refusal(text: str) -> dict[str, Any]:
+    """The body of a refusal."""
+    return {"error": {"message": text}}
+
+
+FAULTS = {
+    "a reply": Fault(
+        answer=chat(f"Comparison: the key is {KEY}.\nPreferred: A"),
+        shown="the key is [key]",
+    ),
+    "a reply in escapes": Fault(
+        answer=(200, json.dumps(GOOD_COMPLETION).replace("accurate", KEY_IN_ESCAPES)),
+        shown="is [key].",
+    ),
+    "a thought": Fault(
+        answer=(200, with_thought(KEY)),
+        shown="accurate",
+    ),
+    "another model's name": Fault(
+        answer=chat(GOOD, model=KEY),
+        shown="the reply is [key]'s",
+    ),
+    "headers": Fault(
+        answer=(200, GOOD_COMPLETION, {"x-echo": KEY, "retry-after": KEY}),
+        shown="reply",
+    ),
+    "a bad key": Fault(
+        answer=(401, refusal(f"Incorrect API key provided: {KEY}")),
+        shown="provided: [key]",
+    ),
+    "no such model": Fault(
+        answer=(404, refusal(f"no model for {KEY_IN_URL}")),
+        shown="for [key]",
+    ),
+    "a web page": Fault(
+        answer=(200, f"<html>{BEARER}</html>"),
+        shown="Bearer [key]",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_key_that_a_server_repeats_is_nowhere(options_for, capfd, tmp_path, fault):
+    with serving(lambda number, body: fault.answer) as server:
+        everything = run_and_search(options_for(server.url), capfd, tmp_path)
+    assert server.requests
+    assert fault.shown in everything.replace("\\\\", "\\").replace('\\"', '"')
+
+
+# -- errors of the client and of our code ----------------------------------------------------------
+
+
+UNREACHABLE = "http://127.0.0.1:9/v1"
 
 
 @pytest.fixture
 def http():
-    """The library below the client: httpx, or what has taken its place."""
+    """The HTTP library of the client: httpx, or what has taken its place."""
     from openai import OpenAI
 
     *_, base, _ = type(OpenAI(api_key="x")._client).__mro__
     return importlib.import_module(base.__module__.split(".")[0])
 
 
+@pytest.fixture
+def fail_with(http, monkeypatch):
+    """Makes every request fail with an error of this class that contains the key."""
+
+    def patch(error_class: type[Exception]) -> None:
+        async def send(self: Any, request: Any, **options: Any) -> Any:
+            raise error_class(f"sent: {request.headers['authorization']}")
+
+        monkeypatch.setattr(http.AsyncClient, "send", send)
+
+    return patch
+
+
 @pytest.mark.parametrize(
-    ("error", "shown"),
-    [("ReadTimeout", "no reply within"), ("ConnectError", "Bearer [key]"), (None, "Bearer [key]")],
+    ("error", "shown"), [("ReadTimeout", "no reply within"), ("ConnectError", "Bearer [key]")]
 )
 def test_a_key_in_an_error_of_the_client_is_nowhere(
-    words, capfd, tmp_path, monkeypatch, http, error, shown
+    options_for, capfd, tmp_path, http, fail_with, error, shown
 ):
-    async def fails(self: Any, request: Any, **_: Any) -> Any:
-        kind = getattr(http, error) if error else LookupError  # which is a defect
-        raise kind(f"sent: {request.headers['authorization']}")
-
-    monkeypatch.setattr(http.AsyncClient, "send", fails)
-    try:
-        said = run_and_search(words("http://127.0.0.1:9/v1"), capfd, tmp_path)
-    except RuntimeError:
-        assert error is None
-        said = traceback.format_exc() + written(tmp_path)
-    assert shown in said
-    assert KEY not in said
+    fail_with(getattr(http, error))
+    assert shown in run_and_search(options_for(UNREACHABLE), capfd, tmp_path)
 
 
-def test_a_key_is_not_in_the_traceback_of_a_defect_of_ours(words, tmp_path, monkeypatch):
-    def breaks(text: str) -> None:
+def test_a_key_is_not_in_the_traceback_of_a_bug_in_the_client(options_for, tmp_path, fail_with):
+    fail_with(LookupError)
+    with pytest.raises(RuntimeError) as raised:
+        run_stages(options_for(UNREACHABLE))
+    everything = "".join(traceback.format_exception(raised.value)) + written_below(tmp_path)
+    assert "Bearer [key]" in everything
+    assert KEY not in everything
+
+
+def test_a_key_is_not_in_the_traceback_of_a_bug_in_our_code(options_for, tmp_path, monkeypatch):
+    def fail(text: str) -> None:
         raise ZeroDivisionError(text)
 
-    monkeypatch.setattr("eval.judges.openai.client.read_completion", breaks)
-    with serving(reply(KEY)) as server, pytest.raises(ZeroDivisionError) as broken:
-        run_stages(words(server.url))
-    said = "".join(traceback.format_exception(broken.value)) + written(tmp_path)
-    assert "[key]" in said
-    assert KEY not in said
+    monkeypatch.setattr("eval.judges.openai.client.read_completion", fail)
+    with (
+        serving(lambda number, body: chat(KEY)) as server,
+        pytest.raises(ZeroDivisionError) as raised,
+    ):
+        run_stages(options_for(server.url))
+    everything = "".join(traceback.format_exception(raised.value)) + written_below(tmp_path)
+    assert "[key]" in everything
+    assert KEY not in everything
 
 
-def test_a_password_in_the_servers_address_is_refused_before_anything_is_written(
-    words, capfd, tmp_path, monkeypatch
-):
-    url = f"http://me:{PASSWORD}@127.0.0.1:9/v1"
+# -- secrets in settings ---------------------------------------------------------------------------
+
+URL_WITH_PASSWORD = f"http://me:{PASSWORD}@127.0.0.1:9/v1"
+
+
+def test_a_password_in_the_servers_address_is_refused_before_anything_is_written(place):
+    options = ["--preset", "tiny", "--set", f"judge.base_url={URL_WITH_PASSWORD}"]
     with pytest.raises(SystemExit):
-        run_module(sft, ["--preset", "tiny", "--set", f"judge.base_url={url}"])
-    assert not (tmp_path / "runs").exists()
-    assert "contains a user name or a password" in run_and_search(words(url), capfd, tmp_path)
-    monkeypatch.setenv("OPENAI_BASE_URL", url)
-    assert "contains a user name or a password" in run_and_search(words(""), capfd, tmp_path)
+        run_module(sft, options)
+    assert not (place / "runs").exists()
+
+
+def test_a_password_in_the_servers_address_is_not_printed(options_for, capfd, tmp_path):
+    everything = run_and_search(options_for(URL_WITH_PASSWORD), capfd, tmp_path)
+    assert "contains a user name or a password" in everything
+
+
+def test_a_password_in_the_address_of_the_environment_is_not_printed(
+    options_for, capfd, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OPENAI_BASE_URL", URL_WITH_PASSWORD)
+    everything = run_and_search(options_for(""), capfd, tmp_path)
+    assert "contains a user name or a password" in everything
 
 
 @pytest.mark.parametrize(
-    ("setting", "line"),
+    ("setting", "error"),
     [
         ("base_url=http://h/v1?api_key=abcdefgh", "contains a query or a key"),
         ("base_url=http://h/v1/sk-0123456789abcdefgh", "contains a query or a key"),
@@ -209,10 +276,11 @@ def test_a_password_in_the_servers_address_is_refused_before_anything_is_written
         ("model=aB3aB3aB3aB3aB3aB3aB3aB3aB3aB3aB3", "looks like a key"),
     ],
 )
-def test_an_address_or_a_model_that_tells_a_key_is_refused_without_repeating_it(
-    monkeypatch, setting, line
+def test_an_address_or_a_model_that_contains_a_key_is_refused_without_repeating_it(
+    monkeypatch, setting, error
 ):
     monkeypatch.setenv("OPENAI_API_KEY", "token-of-my-own-server")
-    with pytest.raises(UserError, match=line) as refused:
+    with pytest.raises(UserError, match=error) as refused:
         make_config("tiny", name="x", overrides=("judge.kind=openai", f"judge.{setting}"))
-    assert setting.partition("=")[2] not in str(refused.value)
+    _, _, value = setting.partition("=")
+    assert value not in str(refused.value)

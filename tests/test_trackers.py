@@ -1,6 +1,6 @@
-"""wandb and TensorBoard: a stage under way is shown, goes on, and nothing else is sent.
+"""wandb and TensorBoard get a stage's metrics while it runs, and nothing private.
 
-wandb is the real one, in its offline mode and in processes of their own.
+wandb is the real library, in its offline mode and in separate processes.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -26,12 +26,18 @@ from stages.runs.trackers import SETTINGS, tracked
 
 ROOT = Path(__file__).parents[1]
 TINY = make_config("tiny")
+JUDGE_URL = "http://pa55word.judge.example.org/v1"
 needs_wandb = pytest.mark.skipif(
     importlib.util.find_spec("wandb") is None, reason="wandb is not installed here"
 )
-SECRET = "http://pa55word.judge.example.org/v1"
-OFFLINE = {"WANDB_MODE": "offline", "WANDB_PROJECT": "tldr"}
-LIVE = """
+needs_tensorboard = pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="TensorBoard is not installed here"
+)
+
+# -- real processes --------------------------------------------------------------------------------
+
+# Logs the loss 1 / step in each step from the first to the last. Step 3 as the last one fails.
+LOGGING_STAGE = """
 import sys
 from stages.runs.run import open_stage
 from stages.config.errors import UserError, fail
@@ -51,78 +57,145 @@ except UserError as error:
 """
 
 
-def process(folder, code, *words, **environment):
-    """A process of its own: its exit status and what it says."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
-    own = {"HOME": str(folder), "OPENAI_API_KEY": "sk-of-a-judge", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words],
+def log_steps(folder, first, last, overrides=(), **environment):
+    """Run the stage in a folder, in a separate process without the developer's wandb settings."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    fixed = {
+        "HOME": str(folder),
+        "OPENAI_API_KEY": "sk-of-a-judge",
+        "PYTHONPATH": str(ROOT),
+        "WANDB_SILENT": "true",
+    }
+    return subprocess.run(
+        [sys.executable, "-c", LOGGING_STAGE, str(first), str(last), *overrides],
         cwd=folder,
-        env=inherited | own | {"WANDB_SILENT": "true"} | environment,
+        env=inherited | fixed | environment,
         stdin=subprocess.DEVNULL,
         text=True,
         capture_output=True,
         check=False,
     )
-    return SimpleNamespace(code=done.returncode, errors=done.stderr)
+
+
+@pytest.fixture(scope="module")
+def tracked_folder(tmp_path_factory):
+    """A folder in which a stage failed after step 3, was resumed from step 3, and was rerun."""
+    folder = tmp_path_factory.mktemp("tracked")
+    overrides = ("judge.kind=openai", f"judge.base_url={JUDGE_URL}")
+    environment = {
+        "WANDB_MODE": "offline",
+        "WANDB_PROJECT": "tldr",
+        "TENSORBOARD_LOGGING_DIR": "board",
+    }
+
+    failed = log_steps(folder, 1, 3, overrides, **environment)
+    resumed = log_steps(folder, 3, 4, overrides, **environment)
+    rerun = log_steps(folder, 1, 4, overrides, **environment)
+
+    assert failed.returncode == 1
+    assert resumed.returncode == 0, resumed.stderr
+    assert rerun.returncode == 0, rerun.stderr
+    return folder
+
+
+def wandb_folders(folder):
+    """The folders of wandb's offline runs, the oldest first."""
+    return sorted((folder / "wandb").glob("offline-run-*"))
+
+
+def sent_bytes(folder):
+    """What wandb would send of each of its offline runs, the oldest first."""
+    return [next(run.glob("*.wandb")).read_bytes() for run in wandb_folders(folder)]
 
 
 @pytest.mark.walk
 @needs_wandb
-def test_a_stage_that_goes_on_goes_on_in_its_run_and_nothing_of_this_machine_is_sent(tmp_path):
-    words = ("judge.kind=openai", f"judge.base_url={SECRET}")
-    environment = OFFLINE | {"TENSORBOARD_LOGGING_DIR": "board"}
-    codes = [
-        process(tmp_path, LIVE, *steps, *words, **environment).code
-        for steps in (("1", "3"), ("3", "4"), ("1", "4"))
-    ]
-    assert codes == [1, 0, 0]
-    folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
-    first, second, again = (re.sub(r"offline-run-\d+_\d+-", "", path.name) for path in folders)
-    assert first == second != again  # what is made anew begins a run of its own
-    assert first.startswith("shown-sft-")
-    sent = [next(folder.glob("*.wandb")).read_bytes() for folder in folders]
-    assert all(f"{1 / 3}".encode() in one for one in sent)  # the loss of step 3
-    assert [b"results/sft/loss" in one for one in sent] == [False, True, True]
-    assert all(b"set (not shown)" in one for one in sent)  # the judge's address
-    host = re.compile(rb"\b" + re.escape(socket.gethostname().encode()) + rb"\b")
-    for folder in folders:
-        files = [path for path in (folder / "files").rglob("*") if path.is_file()]
-        assert {path.name for path in files} == {"requirements.txt"}  # libraries' versions
-    for one in sent:
-        assert not host.search(one)
-        for secret in ("pa55word", "judge.example.org", "sk-of-a-judge", str(tmp_path)):
-            assert secret.encode() not in one, secret
-    assert not (tmp_path / "runs/shown/seed44413/sft/tracked.json").exists()
-    if importlib.util.find_spec("tensorboard") is not None:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+def test_a_resumed_stage_continues_its_wandb_run_and_a_rerun_begins_another(tracked_folder):
+    failed, resumed, rerun = (
+        re.sub(r"offline-run-\d+_\d+-", "", run.name) for run in wandb_folders(tracked_folder)
+    )
+    assert failed.startswith("shown-sft-")
+    assert resumed == failed
+    assert rerun != failed
+    assert not (tracked_folder / "runs/shown/seed44413/sft/tracked.json").exists()
 
-        events = EventAccumulator(str(tmp_path / "board/shown/seed44413/sft"))
-        events.Reload()
-        losses = {event.step: event.value for event in events.Scalars("loss/train")}
-        assert losses == pytest.approx({step: 1 / step for step in (1, 2, 3, 4)})
+
+@pytest.mark.walk
+@needs_wandb
+def test_wandb_gets_the_metrics_and_at_the_end_the_results(tracked_folder):
+    failed, resumed, rerun = sent_bytes(tracked_folder)
+
+    loss_of_step_3 = str(1 / 3).encode()
+    assert loss_of_step_3 in failed
+    assert loss_of_step_3 in resumed
+    assert loss_of_step_3 in rerun
+
+    assert b"results/sft/loss" not in failed
+    assert b"results/sft/loss" in resumed
+    assert b"results/sft/loss" in rerun
+
+
+@pytest.mark.walk
+@needs_wandb
+def test_wandb_gets_no_key_address_or_name_of_this_machine(tracked_folder):
+    host = re.compile(rb"\b" + re.escape(socket.gethostname().encode()) + rb"\b")
+    for sent in sent_bytes(tracked_folder):
+        assert b"set (not shown)" in sent  # in place of the judge's address
+        assert not host.search(sent)
+        for secret in ("pa55word", "judge.example.org", "sk-of-a-judge", str(tracked_folder)):
+            assert secret.encode() not in sent, secret
+
+
+@pytest.mark.walk
+@needs_wandb
+def test_the_only_file_that_wandb_gets_lists_the_versions_of_libraries(tracked_folder):
+    for run in wandb_folders(tracked_folder):
+        files = [path for path in (run / "files").rglob("*") if path.is_file()]
+        assert {path.name for path in files} == {"requirements.txt"}
+
+
+@pytest.mark.walk
+@needs_wandb
+@needs_tensorboard
+def test_tensorboard_gets_the_metrics_of_every_step(tracked_folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tracked_folder / "board/shown/seed44413/sft"))
+    events.Reload()
+    losses = {event.step: event.value for event in events.Scalars("loss/train")}
+
+    assert losses == pytest.approx({1: 1.0, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4})
 
 
 @pytest.mark.walk
 @needs_wandb
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "reason"),
     [
         ({"WANDB_MODE": "bogus"}, "'online', 'offline'"),
         ({"WANDB_MODE": "offline", "WANDB_PROJECT": "a/b"}, "Invalid project name 'a/b'"),
         ({}, "No API key configured"),
     ],
+    ids=["unknown mode", "invalid project", "no key"],
 )
-def test_a_wandb_that_cannot_begin_is_one_line_and_the_stage_goes_on(tmp_path, environment, said):
-    done = process(tmp_path, LIVE, "1", "1", **{"WANDB_PROJECT": "tldr"} | environment)
-    assert done.code == 0
-    (line,) = [line for line in done.errors.splitlines() if line.startswith("wandb cannot start")]
-    assert said in line
+def test_if_wandb_cannot_start_one_line_says_so_and_the_stage_finishes(
+    tmp_path, environment, reason
+):
+    done = log_steps(tmp_path, 1, 1, **({"WANDB_PROJECT": "tldr"} | environment))
+
+    assert done.returncode == 0
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("wandb cannot start")]
+    assert reason in line
     assert line.endswith("the stage continues without it")
 
 
+# -- errors of a library ---------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("library", SETTINGS)
-def test_a_library_that_is_missing_is_one_line_and_leaves_no_file(runs, monkeypatch, library):
+def test_a_missing_library_is_refused_in_one_line_before_any_file_is_written(
+    runs, monkeypatch, library
+):
     monkeypatch.setenv(SETTINGS[library], "x")
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(UserError, match=f"pip install {library}"), tracked(TINY, "sft"):
@@ -130,62 +203,96 @@ def test_a_library_that_is_missing_is_one_line_and_leaves_no_file(runs, monkeypa
     assert not runs.exists()
 
 
-@pytest.mark.parametrize("call", ["log", "finish"])
-def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, capsys, call):
-    class Failing:
-        def __getattr__(self, name):
-            def answer(*_, **__):
-                if name == call:
-                    raise ConnectionError("first line\nsecond line")
+class FailingTracker:
+    """A tracker one of whose methods always fails."""
 
-            return answer
+    def __init__(self, failing_method):
+        self.failing_method = failing_method
 
-    monkeypatch.setattr(trackers, "make_tracker", lambda *_: Failing())
+    def __getattr__(self, name):
+        def call(*arguments, **options):
+            if name == self.failing_method:
+                raise ConnectionError("first line\nsecond line")
+
+        return call
+
+
+@pytest.mark.parametrize("method", ["log", "finish"])
+def test_if_a_tracker_fails_one_line_says_so_and_the_stage_finishes(
+    runs, monkeypatch, capsys, method
+):
+    monkeypatch.setattr(trackers, "make_tracker", lambda *_: FailingTracker(method))
     monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
     monkeypatch.setenv("WANDB_PROJECT", "tldr")
+
     with open_stage(TINY, "sft") as run:
-        for step in (1, 2):
-            run.log(step, loss=1.0)
+        run.log(1, loss=1.0)
+        run.log(2, loss=1.0)
         run.finish({})
+
     assert [row["step"] for row in read_lines(run.folder / "metrics.jsonl")] == [1, 2]
     lines = [line for line in capsys.readouterr().err.splitlines() if "wandb" in line]
-    reason = "first line"
-    assert lines == [f"wandb: {call} failed ({reason}): the stage continues without it"]
+    assert lines == [f"wandb: {method} failed (first line): the stage continues without it"]
 
 
-def test_servers_addresses_and_folders_are_hidden_and_other_settings_are_not():
-    overrides = ("judge.kind=openai", f"judge.base_url={SECRET}", "ppo.kl_coef=0.1")
+# -- private settings ------------------------------------------------------------------------------
+
+
+def test_addresses_and_folders_are_hidden_and_other_settings_are_shown():
+    overrides = ("judge.kind=openai", f"judge.base_url={JUDGE_URL}", "ppo.kl_coef=0.1")
     config = make_config("tiny", name="mine", overrides=overrides)
     config = config.changed(data=config.data.changed(source="/home/anna/posts"))
     config = config.changed(judge=config.judge.changed(model="https://key@host/model"))
+
     shown = public_settings(config)
-    assert shown["judge"]["base_url"] == shown["judge"]["model"] == "set (not shown)"
+
+    assert shown["judge"]["base_url"] == "set (not shown)"
+    assert shown["judge"]["model"] == "set (not shown)"
     assert shown["overrides"] == [
         "judge.kind=openai",
         "judge.base_url=set (not shown)",
         "ppo.kl_coef=0.1",
     ]
     assert shown["data"]["source"] == "folder posts"
-    assert (shown["ppo"]["kl_coef"], shown["seed"]) == (0.1, 44413)
-    assert not any(one in json.dumps(shown) for one in ("pa55word", "example.org", "anna", "host"))
+    assert shown["ppo"]["kl_coef"] == 0.1
+    assert shown["seed"] == 44413
+    text = json.dumps(shown)
+    for private in ("pa55word", "example.org", "anna", "host"):
+        assert private not in text
 
 
-def test_a_folder_below_this_one_is_shown_by_its_last_name_and_ours_in_full(place):
+@pytest.fixture
+def own_folders(place):
+    """A current folder with three folders below it."""
     for folder in ("clients/acme", "runs/models/smollm2", "here"):
         (place / folder).mkdir(parents=True)
-    seen = {
-        ("base.tokenizer", "clients/acme"): "folder acme",
-        ("base.checkpoint", "EleutherAI/pythia-14m"): "EleutherAI/pythia-14m",
-        ("base.checkpoint", "runs/models/smollm2"): "runs/models/smollm2",
-        ("judge.model", "accounts/fireworks/models/x"): "accounts/fireworks/models/x",
-        ("data.source", "clients/gone"): "folder gone",
-        ("outputs.file", "clients/acme/out.jsonl"): "folder out.jsonl",
-        ("outputs.file", "runs/tiny/seed1"): "runs/tiny/seed1",
-        ("data.source", "here"): "here",
-        ("data.prompt", f"r/{'x' * 5000}"): f"r/{'x' * 5000}",
-    }
-    assert {(name, text): public_value(name, text) for name, text in seen} == seen
-    own = ("base.checkpoint=clients/acme", "base.tokenizer=")
-    config = make_config("tiny", name="mine", overrides=own)
+
+
+LONG_PROMPT = f"r/{'x' * 5000}"
+
+
+@pytest.mark.usefixtures("own_folders")
+@pytest.mark.parametrize(
+    ("setting", "value", "shown"),
+    [
+        ("base.tokenizer", "clients/acme", "folder acme"),
+        ("base.checkpoint", "EleutherAI/pythia-14m", "EleutherAI/pythia-14m"),
+        ("base.checkpoint", "runs/models/smollm2", "runs/models/smollm2"),
+        ("judge.model", "accounts/fireworks/models/x", "accounts/fireworks/models/x"),
+        ("data.source", "clients/gone", "folder gone"),
+        ("outputs.file", "clients/acme/out.jsonl", "folder out.jsonl"),
+        ("outputs.file", "runs/tiny/seed1", "runs/tiny/seed1"),
+        ("data.source", "here", "here"),
+        pytest.param("data.prompt", LONG_PROMPT, LONG_PROMPT, id="long prompt"),
+    ],
+)
+def test_a_folder_is_shown_by_its_last_name_and_one_below_runs_in_full(setting, value, shown):
+    assert public_value(setting, value) == shown
+
+
+@pytest.mark.usefixtures("own_folders")
+def test_a_folder_of_the_base_model_is_in_neither_settings_nor_model_card():
+    overrides = ("base.checkpoint=clients/acme", "base.tokenizer=")
+    config = make_config("tiny", name="mine", overrides=overrides)
     assert "clients" not in json.dumps(public_settings(config))
     assert model_cards.base_model_id(config) == ""

@@ -49,12 +49,14 @@ class Case:
             "memory.mixed_precision": "bf16" if torch.cuda.is_available() else "no",
             "lora.rank": 0,  # TRL trains all weights
         }
-        has_posts = self.preset not in PRESETS or bool(preset_config(self.preset).data.source)
+        overrides = [f"{key}={value}" for key, value in fixed.items()]
+        overrides += self.overrides
+        needs_posts = self.preset in PRESETS and not preset_config(self.preset).data.source
         request = Request(
             preset=self.preset,
             name="one-update",  # no run has this folder
-            data="" if has_posts else NO_POSTS,
-            overrides=(*(f"{key}={value}" for key, value in fixed.items()), *self.overrides),
+            data=NO_POSTS if needs_posts else "",
+            overrides=tuple(overrides),
         )
         return config_of(request)
 

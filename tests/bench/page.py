@@ -38,16 +38,23 @@ def cells(bench: Bench, comparison: Comparison) -> list[str]:
     """Return a row of the table."""
     ours = comparison.ours
     trl = comparison.trl
+    trl_seconds = speed_over_trl = memory_over_trl = widest_spread = "–"
+    if trl:
+        trl_seconds = f"{fastest(trl):.2f}"
+        speed_over_trl = f"{comparison.speed_over_trl:.2f}"
+        memory_over_trl = f"{comparison.memory_over_trl:.2f}"
     spreads = [spread(updates) for updates in (ours, trl) if len(updates) > 1]
+    if spreads:
+        widest_spread = f"{max(spreads):.1%}"
     return [
         comparison.case.title,
         f"{fastest(ours):.2f}",
-        f"{fastest(trl):.2f}" if trl else "–",
-        f"{comparison.speed_over_trl:.2f}" if trl else "–",
+        trl_seconds,
+        speed_over_trl,
         f"{peak(ours) / 1e9:.2f}",
-        f"{comparison.memory_over_trl:.2f}" if trl else "–",
+        memory_over_trl,
         f"{fastest(ours) / bench.lower_bound(comparison):.2f}",
-        f"{max(spreads):.1%}" if spreads else "–",
+        widest_spread,
     ]
 
 

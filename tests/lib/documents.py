@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import dataclass
 
 from tests.lib.places import ROOT
 
@@ -25,30 +26,71 @@ DOCUMENTS = (
 )
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
 FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MAKE = re.compile(r"(?:[A-Z_]+=\S+ )*make ")  # variables of the environment may come first
 
 
-def make_commands(text: str) -> list[list[str]]:
-    """Every `make ...` in code and fences, as words from `make` on; comments are left out."""
+@dataclass(frozen=True, kw_only=True)
+class MakeCommand:
+    """A command as `make` reads it."""
+
+    words: list[str]
+    """Everything after `make`."""
+
+    @property
+    def targets(self) -> list[str]:
+        """The words that are neither variables nor options."""
+        return [word for word in self.words if "=" not in word and not word.startswith("-")]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The text of each variable."""
+        return dict(word.split("=", 1) for word in self.words if "=" in word)
+
+    def __str__(self) -> str:
+        """The command on one line."""
+        return shlex.join(["make", *self.words])
+
+
+def code_spans(text: str) -> list[str]:
+    """The code between single backticks, outside fences."""
+    return re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+
+
+def fenced_lines(text: str) -> list[str]:
+    """The lines between fences of any language."""
+    lines = []
+    for block in FENCE.findall(text):
+        lines += block.splitlines()
+    return lines
+
+
+def make_commands(text: str) -> list[MakeCommand]:
+    """Every `make ...` in code and fences, without comments."""
     joined = text.replace("\\\n", " ")
-    spans = re.findall(r"`([^`]+)`", FENCE.sub("", joined))
-    lines = [line for block in FENCE.findall(joined) for line in block.splitlines()]
     commands = []
-    for code in (*spans, *lines):
-        started = re.match(r"(?:[A-Z_]+=\S+ )*make ", code)
-        if started:
-            words = shlex.split(code[started.end() - len("make ") :], comments=True)
-            commands.append([word for word in words if word != "&"])
+    for code in [*code_spans(joined), *fenced_lines(joined)]:
+        start = MAKE.match(code)
+        if start is not None:
+            words = shlex.split(code[start.end() :], comments=True)
+            commands.append(MakeCommand(words=[word for word in words if word != "&"]))
     return commands
 
 
 # The algorithm that docs/change-it.md adds, so there is no such target without the change.
 ADDED_TARGET = "raft"
-COMMANDS = [
-    command
-    for text in TEXTS.values()
-    for command in make_commands(text)
-    if ADDED_TARGET not in command
-]
+
+
+def documented_commands() -> list[MakeCommand]:
+    """Every `make` command of the documents that works without a change of the code."""
+    commands = []
+    for text in TEXTS.values():
+        for command in make_commands(text):
+            if ADDED_TARGET not in command.targets:
+                commands.append(command)
+    return commands
+
+
+COMMANDS = documented_commands()
 
 
 def section(document: str, heading: str) -> str:

@@ -1,4 +1,4 @@
-"""A GPU that is not there: tensors of device cuda that hold CPU tensors and refuse to be mixed.
+"""A pretended GPU: tensors of device cuda that hold CPU tensors and refuse to be mixed with them.
 
 It finds what a real GPU would refuse, tensors of two devices in one operation or numpy on a tensor
 on the GPU, and it runs the code that only a GPU reaches (cuda's autocast, its sizes of chunks).
@@ -84,8 +84,16 @@ class Finder:
 sys.meta_path.insert(0, Finder)
 """
 # A real GPU accepts tensors of the CPU in these.
-MIXING = {"aten::copy_", "aten::_foreach_copy_", "aten::index", "aten::_to_copy", "aten::set_"}
-MIXING |= {"aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
+MIXING = {
+    "aten::copy_",
+    "aten::_foreach_copy_",
+    "aten::index",
+    "aten::_to_copy",
+    "aten::set_",
+    "aten::index_put_",
+    "aten::index_put",
+    "aten::_index_put_impl_",
+}
 TENSOR: Any = torch.Tensor  # what torch lets a subclass do, its stubs do not
 
 
@@ -183,27 +191,37 @@ def computed(function: Any, args: Any, kwargs: Any) -> Any:
         if strange:
             shapes = ", ".join(f"{x.device.type} {tuple(x.shape)}" for x in tensors)
             raise RuntimeError(f"pretended GPU: {name} has tensors of two devices: {shapes}")
-    wanted = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else ""
-    if wanted == "cuda":
-        kwargs = kwargs | {"device": torch.device("cpu")}
-    if kwargs.get("pin_memory"):
-        kwargs = kwargs | {"pin_memory": False}
-    there = {id(x.inner): x for x in on_gpu}
-    args, kwargs = tree_map(
-        lambda x: x.inner if isinstance(x, GpuTensor) else x, (tuple(args), kwargs)
-    )
-    is_on_gpu = wanted == "cuda" or (not wanted and bool(on_gpu))
+    # Where the result goes: to the device that was asked for, or to that of the arguments.
+    device = ""
+    if kwargs.get("device") is not None:
+        device = torch.device(kwargs["device"]).type
+    is_on_gpu = bool(on_gpu) if device == "" else device == "cuda"
     if name in ("aten::copy_", "aten::index"):
         is_on_gpu = isinstance(tensors[0], GpuTensor)
 
-    def placed(x: Any) -> Any:
+    # The operation itself is computed on the CPU's tensors.
+    if device == "cuda":
+        kwargs = kwargs | {"device": torch.device("cpu")}
+    if kwargs.get("pin_memory"):
+        kwargs = kwargs | {"pin_memory": False}
+    args, kwargs = tree_map(inner_tensor, (tuple(args), kwargs))
+    result = function(*args, **kwargs)
+
+    wrappers = {id(x.inner): x for x in on_gpu}
+
+    def place(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
-        if id(x) in there:
-            return there[id(x)]
+        if id(x) in wrappers:  # an argument that was changed in place
+            return wrappers[id(x)]
         return GpuTensor(x) if is_on_gpu else x
 
-    return tree_map(placed, function(*args, **kwargs))
+    return tree_map(place, result)
+
+
+def inner_tensor(x: Any) -> Any:
+    """The CPU's tensor inside one on the GPU; anything else as it is."""
+    return x.inner if isinstance(x, GpuTensor) else x
 
 
 class Mode(TorchDispatchMode):

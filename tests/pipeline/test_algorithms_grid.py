@@ -1,4 +1,4 @@
-"""Which runs `make algorithms` makes."""
+"""The runs of `make algorithms`: one for each KL coefficient, with all algorithms."""
 
 import pytest
 
@@ -9,18 +9,39 @@ from stages.rl.algorithms import ALGORITHMS
 from tests.lib.pipeline import FAILED, Recorder
 
 
-def test_each_coefficient_is_a_run_of_all_algorithms_and_the_first_has_best_of_n_too(runs):
-    coefs = GridOptions().kl_coefs
-    grid = algorithms(Request(preset="tiny", seed=1), GridOptions(seeds=[1, 2]))
-    assert [planned.targets for planned in grid.base_runs] == [("rm",)] * 2
-    names = [planned.config.name for planned in grid.variants[:4]]
-    assert names == [f"tiny-kl{coef}" for coef in coefs]
-    for place, planned in enumerate(grid.variants[:4]):
+@pytest.fixture
+def grid(runs):
+    return algorithms(Request(preset="tiny", seed=1), GridOptions(seeds=[1, 2]))
+
+
+@pytest.fixture
+def variants_of_seed_1(grid):
+    """The runs of the first seed, one for each of the four coefficients."""
+    return grid.variants[:4]
+
+
+def test_the_reward_model_of_each_seed_is_trained_once(grid):
+    assert [planned.targets for planned in grid.base_runs] == [("rm",), ("rm",)]
+
+
+def test_each_coefficient_is_a_run_of_all_algorithms(variants_of_seed_1):
+    coefficients = GridOptions().kl_coefs
+    for planned, coefficient in zip(variants_of_seed_1, coefficients, strict=True):
         config = planned.config
+        assert config.name == f"tiny-kl{coefficient}"
         assert config.upstream == "tiny"
-        assert {getattr(config, name).kl_coef for name in ALGORITHMS} == {float(coefs[place])}
         assert config.eval.temperature == config.ppo.temperature
-        assert bool(config.eval.numbers) == ("dpo" in planned.targets) == (place == 0)
+        for algorithm in ALGORITHMS:
+            assert getattr(config, algorithm).kl_coef == float(coefficient)
+
+
+def test_only_the_first_coefficient_has_dpo_and_best_of_n(variants_of_seed_1):
+    first, *others = variants_of_seed_1
+    assert "dpo" in first.targets
+    assert first.config.eval.numbers
+    for planned in others:
+        assert "dpo" not in planned.targets
+        assert not planned.config.eval.numbers
 
 
 def test_runs_that_train_nothing_are_refused():
@@ -31,8 +52,11 @@ def test_runs_that_train_nothing_are_refused():
 
 def test_a_seed_without_a_reward_model_has_no_further_runs(runs, capsys):
     recorder = Recorder(fails="rm")
-    options = GridOptions(seeds=[1], kl_coefs=["0.05"])
+    grid = algorithms(Request(preset="tiny"), GridOptions(seeds=[1], kl_coefs=["0.05"]))
     pages: list[list[str]] = []
-    assert run_grid(recorder, algorithms(Request(preset="tiny"), options), pages.append) == FAILED
+
+    status = run_grid(recorder, grid, pages.append)
+
+    assert status == FAILED
     assert {name for name, _, _ in recorder.made} == {"tiny"}
     assert pages == []

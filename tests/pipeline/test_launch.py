@@ -1,4 +1,4 @@
-"""GPUS, ENGINE and LAUNCH: what they start, and what is refused in one line."""
+"""GPUS, ENGINE and LAUNCH start a stage in several processes, or are refused in one line."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_a_launcher_of_your_own_is_used_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("gpus", "engine", "launch_text", "said"),
+    ("gpus", "engine", "launch_text", "error"),
     [
         (0, "ddp", "", "GPUS=0 is below 1: give the number of GPUs"),
         (2, "zero3", "", "unknown ENGINE 'zero3': choose one of ddp, fsdp2"),
@@ -62,8 +63,8 @@ def test_a_launcher_of_your_own_is_used_as_it_is():
         (1, "fsdp2", "", "ENGINE=fsdp2 shares the weights among several processes: add GPUS="),
     ],
 )
-def test_what_cannot_be_started_is_refused(gpus, engine, launch_text, said):
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_started_is_refused(gpus, engine, launch_text, error):
+    with pytest.raises(UserError, match=error):
         launcher_words(gpus, engine, launch_text)
 
 
@@ -81,6 +82,9 @@ def signals():
 def test_the_status_of_a_launcher_is_returned():
     assert run_launcher(["sh", "-c", "exit 9"]) == 9
     assert run_launcher(["sh", "-c", "kill -9 $$"]) == 128 + signal.SIGKILL
+
+
+def test_a_launcher_that_does_not_exist_is_refused():
     with pytest.raises(UserError, match="no program no-such-launcher: correct LAUNCH="):
         run_launcher(["no-such-launcher"])
 
@@ -90,47 +94,42 @@ def test_a_sigterm_is_passed_on_to_the_launcher_which_may_finish(signals, tmp_pa
     note = tmp_path / "note"
     script = f"trap 'echo got TERM > {note}; exit 0' TERM; kill -TERM $PPID; sleep 20 & wait"
     started = time.monotonic()
+
     with pytest.raises(Stopped) as stopped:
         run_launcher(["sh", "-c", script])
+
     assert stopped.value.number == signal.SIGTERM
     assert note.read_text() == "got TERM\n"
     assert time.monotonic() - started < 15
 
 
-def test_what_another_launch_has_left_is_cleared_before_a_launch(monkeypatch):
+def test_variables_of_an_earlier_launch_are_cleared(monkeypatch):
     for name in ("ACCELERATE_USE_FSDP", "PET_NNODES", "ACCELERATE_USE_CPU"):
         monkeypatch.setenv(name, "true")
-    left = 'test "$ACCELERATE_USE_FSDP$PET_NNODES $ACCELERATE_USE_CPU" = " true"'
-    assert run_launcher(["sh", "-c", left]) == 0
+    only_cpu_is_set = 'test "$ACCELERATE_USE_FSDP$PET_NNODES $ACCELERATE_USE_CPU" = " true"'
+    assert run_launcher(["sh", "-c", only_cpu_is_set]) == 0
 
 
 def test_our_launch_leaves_time_to_save(monkeypatch):
     calls: list[list[str]] = []
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")  # so that it is put back
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")  # so that it is restored
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     monkeypatch.setattr(launch, "accelerate_launch", calls.append)
+
     with pytest.raises(SystemExit):
         launch.main(["ddp", "2", "-m", "stages"])
+
     assert os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "1800"
     (words,) = calls
     assert words[words.index("--num_processes") + 1] == "2"
     assert words[-2:] == ["-m", "stages"]
 
 
-@pytest.mark.walk
-@pytest.mark.parametrize(
-    "how",
-    [
-        "GPUS=2",
-        f"LAUNCH={sys.executable} -m accelerate.commands.launch --num_processes 2 --cpu"
-        " --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0",
-    ],
-)
-def test_a_launched_stage_is_trained_in_two_processes(tmp_path, how):
-    variables = ["NAME=two", f"SET={' '.join(SETTINGS)}", how]
-    done = subprocess.run(
-        [sys.executable, "-m", "stages", "sft", *variables],
-        cwd=tmp_path,
+def train_sft(folder: Path, *variables: str) -> subprocess.CompletedProcess[str]:
+    """Train the SFT stage of a run called `two` on the CPU, with these make variables."""
+    return subprocess.run(
+        [sys.executable, "-m", "stages", "sft", "NAME=two", *variables],
+        cwd=folder,
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -141,6 +140,34 @@ def test_a_launched_stage_is_trained_in_two_processes(tmp_path, how):
         text=True,
         timeout=300,
     )
+
+
+ACCELERATE_LAUNCH = [
+    sys.executable,
+    "-m",
+    "accelerate.commands.launch",
+    "--cpu",
+    "--num_processes",
+    "2",
+    "--num_machines",
+    "1",
+    "--mixed_precision",
+    "no",
+    "--dynamo_backend",
+    "no",
+    "--main_process_port",
+    "0",
+]
+
+
+@pytest.mark.walk
+@pytest.mark.parametrize(
+    "launch_variable",
+    ["GPUS=2", f"LAUNCH={' '.join(ACCELERATE_LAUNCH)}"],
+    ids=["GPUS", "LAUNCH"],
+)
+def test_a_launched_stage_is_trained_in_two_processes(tmp_path, launch_variable):
+    done = train_sft(tmp_path, f"SET={' '.join(SETTINGS)}", launch_variable)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/two/seed44413/sft/manifest.json").exists()
     assert done.stderr.count("sft: done in") == 1
@@ -148,22 +175,14 @@ def test_a_launched_stage_is_trained_in_two_processes(tmp_path, how):
 
 @pytest.mark.walk
 def test_a_launched_stage_that_fails_ends_the_command_with_its_line_and_status(tmp_path):
-    variables = ["NAME=two", f"SET={' '.join(SETTINGS)} sft.batch_size=97", "GPUS=1"]
-    variables.append(f"LAUNCH={sys.executable}")
-    done = subprocess.run(
-        [sys.executable, "-m", "stages", "sft", *variables],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    too_large = " ".join([*SETTINGS, "sft.batch_size=97"])
+    done = train_sft(tmp_path, f"SET={too_large}", "GPUS=1", f"LAUNCH={sys.executable}")
     assert done.returncode == 2
     assert "sft.batch_size is 97" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-# -- what a launched process finds -----------------------------------------------------------------
+# -- the environment of a launched process ---------------------------------------------------------
 
 
 def test_the_engine_is_what_accelerate_tells_its_processes(monkeypatch):
@@ -183,6 +202,7 @@ def test_the_engine_is_what_accelerate_tells_its_processes(monkeypatch):
             "FSDP with offloaded weights",
         ),
     ],
+    ids=["DeepSpeed", "FSDP 1", "offloading"],
 )
 def test_an_untested_engine_is_refused(monkeypatch, environ, kind):
     for name, value in environ.items():
@@ -198,19 +218,34 @@ def test_more_processes_than_devices_are_refused(monkeypatch):
         make_accelerator(TINY)
 
 
-LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-MEETING = {**LAUNCHED, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+LAUNCHED = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+}
 
 
-def test_a_launch_whose_processes_do_not_meet_ends_in_one_line(monkeypatch):
-    for name, value in MEETING.items():
+@pytest.fixture
+def second_of_two(monkeypatch):
+    """The environment of the second of two launched processes; the first one does not exist."""
+    set_variables(monkeypatch, LAUNCHED)
+
+
+def set_variables(monkeypatch, variables):
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
+
+
+def test_processes_that_do_not_meet_end_in_one_line(second_of_two, monkeypatch):
     monkeypatch.setattr(accelerator, "MEETING_WAIT", timedelta(seconds=1))
-    with pytest.raises(
-        UserError, match=r"2 processes did not meet at 127\.0\.0\.1:1 \(MASTER_ADDR"
-    ):
+    line = r"2 processes did not meet at 127\.0\.0\.1:1 \(MASTER_ADDR"
+    with pytest.raises(UserError, match=line):
         accelerator.meet(on_cpu=True)
-    # On a device that accelerate knows no group for.
+
+
+def test_processes_on_a_device_without_a_group_end_in_one_line(second_of_two, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     with pytest.raises(UserError, match="2 processes were started, but they do not see each other"):
@@ -218,29 +253,34 @@ def test_a_launch_whose_processes_do_not_meet_ends_in_one_line(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("left", "lacking"),
+    ("variables", "missing"),
     [
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0"}, "LOCAL_RANK, MASTER_PORT"),
-        ({**MEETING, "WORLD_SIZE": "two"}, "WORLD_SIZE"),
+        ({**LAUNCHED, "WORLD_SIZE": "two"}, "WORLD_SIZE"),
         ({"LOCAL_RANK": ""}, "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
-        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "pod-0"}, None),
-        ({}, None),
     ],
+    ids=["two missing", "no number", "all empty"],
 )
-def test_what_a_pod_has_left_of_a_launch_is_refused_by_every_stage(monkeypatch, left, lacking):
-    for name, value in left.items():
-        monkeypatch.setenv(name, value)
-    if lacking is None:
-        assert launched_processes() == 1
-        return
-    with pytest.raises(UserError, match=f"no launcher has set {lacking}: unset the former"):
+def test_an_incomplete_launch_is_refused_before_the_stage_runs(monkeypatch, variables, missing):
+    set_variables(monkeypatch, variables)
+    with pytest.raises(UserError, match=f"no launcher has set {missing}: unset the former"):
         launched_processes()
     with pytest.raises(UserError):
         call_stage("sft", lambda config: pytest.fail("it ran"), TINY, "make sft")
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [{"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "pod-0"}, {}],
+    ids=["a pod of one process", "no launch"],
+)
+def test_a_single_process_needs_no_launch(monkeypatch, variables):
+    set_variables(monkeypatch, variables)
+    assert launched_processes() == 1
+
+
 # A value of each that would change what is learned, or fail.
-OF_ACCELERATE = {
+HARMFUL_VARIABLES = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "16",
     "ACCELERATE_DYNAMO_BACKEND": "aot_eager",
     "ACCELERATE_TORCH_DEVICE": "meta",
@@ -263,7 +303,11 @@ print(weights.weight.grad.tolist(), torch.get_float32_matmul_precision())
 
 
 def test_what_accelerate_and_torch_read_from_the_environment_changes_no_gradient():
-    environ = {**os.environ, **OF_ACCELERATE}
-    words = [sys.executable, "-c", GRADIENT]
-    ended = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
-    assert ended.stdout == "[[0.0, 1.0, 2.0]] highest\n", ended.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", GRADIENT],
+        cwd=ROOT,
+        env={**os.environ, **HARMFUL_VARIABLES},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "[[0.0, 1.0, 2.0]] highest\n", done.stderr

@@ -1,4 +1,4 @@
-"""The command line: variables reach Python as text, and what is typed wrong is one line."""
+"""The command line: variables reach Python as text, and a mistake is refused in one line."""
 
 import re
 import subprocess
@@ -58,29 +58,35 @@ def test_a_variable_of_the_environment_is_text_too(tmp_path, text):
 
 
 @pytest.mark.parametrize("text", [text for text in TEXTS if " " not in text])
-def test_words_of_set_are_text_and_separate(tmp_path, text):
-    words = f"SET=judge.kind=openai  judge.model={text}"
-    printed = typed(tmp_path, "settings", "NAME=x", words).stdout.splitlines()
-    assert {f"judge.model={text}", "judge.kind=openai"} <= {*printed}
+def test_each_setting_of_set_is_text(tmp_path, text):
+    settings = f"SET=judge.kind=openai  judge.model={text}"
+    printed = typed(tmp_path, "settings", "NAME=x", settings).stdout.splitlines()
+    assert f"judge.model={text}" in printed
+    assert "judge.kind=openai" in printed
     assert not list(tmp_path.iterdir())
 
 
 def test_variables_are_read_from_the_flags_of_make():
     assert variables_of_make("n -- NAME=x SET=a\\ b=$$c") == {"NAME": "x", "SET": "a b=$c"}
-    assert variables_of_make("") == variables_of_make("ks") == {}
+    assert variables_of_make("ks") == {}
+    assert variables_of_make("") == {}
 
 
-def test_the_name_of_a_machine_under_wsl_is_not_that_of_a_run(tmp_path):
-    wsl = {"WSL_DISTRO_NAME": "Ubuntu", "NAME": "DESKTOP-1"}
-    assert "tiny seed 44413: would run sft" in typed(tmp_path, "sft", "DRY=1", **wsl).stdout
-    ours = typed(tmp_path, "sft", "DRY=1", "NAME=named", "SEED=5", **wsl).stdout
-    assert "named seed 5" in ours
+def test_the_name_of_the_environment_is_that_of_the_run(tmp_path):
     assert "mine seed 44413" in typed(tmp_path, "sft", "DRY=1", NAME="mine").stdout
+
+
+def test_under_wsl_the_name_of_the_environment_is_that_of_the_machine(tmp_path):
+    wsl = {"WSL_DISTRO_NAME": "Ubuntu", "NAME": "DESKTOP-1"}
+    without_name = typed(tmp_path, "sft", "DRY=1", **wsl).stdout
+    with_name = typed(tmp_path, "sft", "DRY=1", "NAME=named", "SEED=5", **wsl).stdout
+    assert "tiny seed 44413: would run sft" in without_name
+    assert "named seed 5" in with_name
 
 
 # -- what is refused -------------------------------------------------------------------------------
 
-REFUSED: list[tuple[list[str], str]] = [  # words after `make`, the line
+REFUSED: list[tuple[list[str], str]] = [  # the words after `make`, and the error
     (["sft", "SEED=one"], "SEED=one is not a whole number"),
     (["ppo", "SET=ppo.kl_coef=0.1"], "ppo.kl_coef=0.1 changes preset tiny: name the run"),
     (["sft", "SETT=1"], "unknown make variable 'SETT': did you mean SET"),
@@ -104,8 +110,8 @@ REFUSED: list[tuple[list[str], str]] = [  # words after `make`, the line
 ]
 
 
-@pytest.mark.parametrize(("words", "line"), REFUSED)
-def test_what_is_typed_wrong_is_one_line_before_anything_runs(tmp_path, words, line):
+@pytest.mark.parametrize(("words", "line"), REFUSED, ids=[line for _, line in REFUSED])
+def test_a_mistake_is_refused_in_one_line_before_anything_runs(tmp_path, words, line):
     refused = typed(tmp_path, *words)
     assert refused.returncode == 2
     assert line in refused.stderr
@@ -113,53 +119,64 @@ def test_what_is_typed_wrong_is_one_line_before_anything_runs(tmp_path, words, l
     assert not list(tmp_path.iterdir())
 
 
-def test_an_empty_variable_is_none(tmp_path):
+def test_an_empty_variable_counts_as_not_given(tmp_path):
     assert typed(tmp_path, "sft", "DRY=1", "SEED=1", "SEEDS=").returncode == 0
 
 
-def test_what_the_environment_happens_to_contain_is_no_mistake(tmp_path):
+def test_unrelated_variables_of_the_environment_are_ignored(tmp_path):
     assert typed(tmp_path, "sft", "DRY=1", JOB="nightly", SETT="1").returncode == 0
 
 
-def test_every_command_of_the_documents_gives_what_its_target_reads():
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_every_command_of_the_documents_sets_only_what_its_targets_read(command):
     from stages.pipeline.variables import check_variables
 
-    for _, *words in COMMANDS:
-        targets = [word for word in words if "=" not in word and not word.startswith("-")]
-        check_variables(targets, dict(word.split("=", 1) for word in words if "=" in word))
+    check_variables(command.targets, command.variables)
 
 
-# -- looking ---------------------------------------------------------------------------------------
+# -- what would run --------------------------------------------------------------------------------
 
 
-def test_dry_says_what_would_run_and_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("stages.config.paths.RUNS", tmp_path / "runs")
-    config = named("sft.epochs=3")
-    for stage in EVALUATED:
-        finish(config, stage)
-    before = everything(tmp_path)
-    done = typed(tmp_path, "dpo", "eval", "NAME=mine", "SET=sft.epochs=3", "DRY=1")
-    planned = done.stdout.splitlines()
-    assert len(planned) == 6
-    assert planned[0].startswith("mine seed 44413: would run dpo (not ")
-    assert planned[1].startswith("mine seed 44413: would run summaries (if the result of dpo ")
-    refused = typed(tmp_path, "ppo", "NAME=mine", "SET=sft.epochs=3 ppo.lam=0.5", "DRY=1")
-    assert refused.returncode == 2
-    assert "ppo.lam: ran with 0.95, now 0.5" in refused.stderr
-    assert everything(tmp_path) == before
-
-
-def test_a_command_with_nothing_to_do_says_so_and_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("stages.config.paths.RUNS", tmp_path / "runs")
+@pytest.fixture
+def finished_run(runs):
+    """A folder in which the run `mine`, with another number of epochs, has finished."""
     for stage in EVALUATED:
         finish(named("sft.epochs=3"), stage)
-    before = everything(tmp_path)
-    again = typed(tmp_path, "sft", "rm", "ppo", "eval", "NAME=mine")  # with its own settings
-    assert "mine seed 44413: nothing to do, all 10 stages have finished" in again.stdout
-    assert everything(tmp_path) == before
+    return runs.parent
 
 
-LOADS = """
+def test_dry_says_what_would_run_and_writes_nothing(finished_run):
+    before = everything(finished_run)
+
+    done = typed(finished_run, "dpo", "eval", "NAME=mine", "SET=sft.epochs=3", "DRY=1")
+
+    plan = done.stdout.splitlines()
+    assert len(plan) == 6
+    assert plan[0].startswith("mine seed 44413: would run dpo (not ")
+    assert plan[1].startswith("mine seed 44413: would run summaries (if the result of dpo ")
+    assert everything(finished_run) == before
+
+
+def test_dry_refuses_what_the_command_would_refuse(finished_run):
+    before = everything(finished_run)
+
+    refused = typed(finished_run, "ppo", "NAME=mine", "SET=sft.epochs=3 ppo.lam=0.5", "DRY=1")
+
+    assert refused.returncode == 2
+    assert "ppo.lam: ran with 0.95, now 0.5" in refused.stderr
+    assert everything(finished_run) == before
+
+
+def test_a_command_with_nothing_to_do_says_so_and_writes_nothing(finished_run):
+    before = everything(finished_run)
+
+    done = typed(finished_run, "sft", "rm", "ppo", "eval", "NAME=mine")  # with its own settings
+
+    assert "mine seed 44413: nothing to do, all 10 stages have finished" in done.stdout
+    assert everything(finished_run) == before
+
+
+LOADS_NO_TORCH = """
 import sys
 from stages.__main__ import main
 main(sys.argv[1:])
@@ -169,16 +186,20 @@ assert not loaded, loaded
 
 
 @pytest.mark.parametrize(
-    "words", [["status"], ["sft", "DRY=1"], ["help"], ["settings"], ["sft", "rm", "ppo", "eval"]]
+    "words",
+    [
+        ["help"],
+        ["status", "NAME=mine"],
+        ["settings", "NAME=mine"],
+        ["sft", "NAME=mine", "DRY=1"],
+        ["sft", "rm", "ppo", "eval", "NAME=mine"],
+    ],
+    ids=["help", "status", "settings", "dry", "nothing to do"],
 )
-def test_looking_and_a_command_with_nothing_to_do_load_no_torch(tmp_path, monkeypatch, words):
-    monkeypatch.setattr("stages.config.paths.RUNS", tmp_path / "runs")
-    for stage in EVALUATED:
-        finish(named(), stage)
-    name = [] if words == ["help"] else ["NAME=mine"]
+def test_a_command_that_runs_no_stage_loads_no_torch(finished_run, words):
     done = subprocess.run(
-        [sys.executable, "-c", LOADS, *words, *name],
-        cwd=tmp_path,
+        [sys.executable, "-c", LOADS_NO_TORCH, *words],
+        cwd=finished_run,
         env={"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"},
         capture_output=True,
         text=True,
@@ -187,23 +208,27 @@ def test_looking_and_a_command_with_nothing_to_do_load_no_torch(tmp_path, monkey
     assert done.returncode == 0, done.stderr
 
 
-def test_help_names_every_target_variable_and_preset_in_80_columns():
+def test_help_is_80_columns_wide():
+    assert max(len(line) for line in help_lines()) <= 80
+
+
+def test_help_names_every_target_variable_and_preset():
     text = "\n".join(help_lines())
-    assert all(len(line) <= 80 for line in help_lines())
-    for target in {*targets_by_name(), *(stage.target for stage in STAGES.values())}:
+    stage_targets = {stage.target for stage in STAGES.values()}
+    for target in targets_by_name().keys() | stage_targets:
         assert f"\n  {target} " in text, target
-    for name in PRESETS:
-        assert name in text.split("presets (")[1].split()
     for variable in VARIABLES:
         assert f"\n  {variable} " in text, variable
+    _, _, presets = text.partition("presets (")
+    for name in PRESETS:
+        assert name in presets.split()
 
 
 def test_help_needs_only_the_standard_library():
-    """Without site-packages, as before installation."""
-    words = [sys.executable, "-S", "-m", "stages.pipeline.targets"]
-    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "make sft rm ppo eval" in printed.stdout
-    assert "\n  MAX_COST " in printed.stdout
+    without_packages = [sys.executable, "-S", "-m", "stages.pipeline.targets"]
+    done = subprocess.run(without_packages, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "make sft rm ppo eval" in done.stdout
+    assert "\n  MAX_COST " in done.stdout
 
 
 # -- make ------------------------------------------------------------------------------------------
@@ -211,43 +236,57 @@ def test_help_needs_only_the_standard_library():
 
 def test_the_makefile_lists_the_targets_that_make_does_itself():
     lines = (ROOT / "Makefile").read_text().splitlines()
-    (listed,) = [line.split()[2:] for line in lines if line.startswith("MAKE_TARGETS := ")]
-    assert {*listed} == {"help", *DONE_BY_MAKE}
+    (line,) = [line for line in lines if line.startswith("MAKE_TARGETS := ")]
+    targets = line.removeprefix("MAKE_TARGETS := ").split()
+    assert set(targets) == {"help", *DONE_BY_MAKE}
 
 
 def test_make_starts_one_process_for_all_targets(tmp_path):
     printed = typed(tmp_path, "-n", "sft", "rm", "ppo", "eval", "NAME=x").stdout
-    assert [line for line in printed.splitlines() if "stages" in line] == [
-        f"{sys.executable} -m stages sft rm ppo eval"
-    ]
+    commands = [line for line in printed.splitlines() if "stages" in line]
+    assert commands == [f"{sys.executable} -m stages sft rm ppo eval"]
 
 
-def installs(target: str) -> set[str]:
-    words = ["make", "-n", "VENV=no-such-folder", target]
-    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout
-    return set(re.findall(r"touch no-such-folder/(\w+)", printed))
+@pytest.mark.parametrize(
+    ("target", "installed"),
+    [
+        ("help", set()),
+        ("sft", {"installed"}),
+        ("scaling", {"installed"}),
+        ("status", {"installed"}),
+        ("check", {"installed", "developed"}),
+        ("test", {"installed", "developed"}),
+        ("simulations", {"installed", "developed"}),
+    ],
+)
+def test_make_installs_first_and_the_developers_tools_only_for_developers(target, installed):
+    command = ["make", "-n", "VENV=no-such-folder", target]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    assert set(re.findall(r"touch no-such-folder/(\w+)", printed)) == installed
 
 
-def test_make_installs_first_and_developers_tools_only_for_developers():
-    assert installs("help") == set()
-    for target in ("sft", "scaling", "status"):
-        assert installs(target) == {"installed"}, target
-    for target in ("check", "test", "simulations"):
-        assert installs(target) == {"installed", "developed"}, target
+# Notes its arguments, takes its time, and copies itself into a new virtual environment.
+FAKE_PYTHON = """#!/bin/sh
+echo "$@" >> {calls}
+sleep 0.3
+[ "$2" = venv ] && mkdir -p "$3/bin" && cp {python} "$3/bin/python"
+exit 0
+"""
 
 
-def test_two_commands_at_once_install_once(tmp_path):
-    """Python and pip only say that they were called, and take their time."""
-    fake = tmp_path / "python"
+def test_two_commands_at_the_same_time_install_once(tmp_path):
+    python = tmp_path / "python"
     calls = tmp_path / "calls"
-    place = tmp_path / "env"
-    fake.write_text(
-        f'#!/bin/sh\necho "$@" >> {calls}\nsleep 0.3\n'
-        f'[ "$2" = venv ] && mkdir -p "$3/bin" && cp {fake} "$3/bin/python"\nexit 0\n'
-    )
-    fake.chmod(0o755)
-    command = ["make", "install", f"PYTHON={fake}", f"VENV={place}"]
-    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(2)]
-    assert [process.wait() for process in both] == [0, 0]
-    assert [line.split()[1] for line in calls.read_text().splitlines()] == ["venv", "pip", "pip"]
-    assert (place / "installed").exists()
+    environment = tmp_path / "env"
+    python.write_text(FAKE_PYTHON.format(calls=calls, python=python))
+    python.chmod(0o755)
+    command = ["make", "install", f"PYTHON={python}", f"VENV={environment}"]
+
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    second = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    assert first.wait() == 0
+    assert second.wait() == 0
+    modules = [line.split()[1] for line in calls.read_text().splitlines()]
+    assert modules == ["venv", "pip", "pip"]
+    assert (environment / "installed").exists()

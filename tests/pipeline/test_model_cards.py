@@ -1,4 +1,4 @@
-"""Model cards: what they say is true, their code runs, and no stage reads them."""
+"""Model cards have true metadata and code that runs, and no stage reads them."""
 
 import errno
 import re
@@ -109,17 +109,18 @@ def test_the_base_model_is_named_without_its_revision():
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "| sft.learning_rate | `3e-06` |",
         "| seed | `44413` |",
         "base `abcdef012345`",
         "| rougeL | 0.4321 |",
     ],
+    ids=["setting", "seed", "input", "result"],
 )
-def test_a_card_has_settings_inputs_and_results(said):
+def test_a_card_has_settings_inputs_and_results(text):
     manifest = MANIFEST | {"inputs": {"base": "abcdef0123456789"}}
-    assert said in card(PYTHIA, "sft", "model", manifest)
+    assert text in card(PYTHIA, "sft", "model", manifest)
 
 
 def test_a_card_names_no_folder_of_this_machine():
@@ -180,24 +181,30 @@ def run(whole, monkeypatch):
 @pytest.mark.parametrize("stage", ["sft", "ppo", "dpo"])
 def test_the_code_of_a_policys_card_prints_our_summary(run, whole, stage):
     post = run.post_of_text(format_post(model_cards.POST, run.config.data.prompt))
-    ours = run.text(run.summary(stage, post, temperature=1e-6))
+    summary = run.text(run.summary(stage, post, temperature=1e-6))
+    assert summary != ""
+
     (printed,) = printed_by(card_of(whole / stage), whole / stage / "model")
-    assert printed == ours != ""
+
+    assert printed == summary
 
 
 def test_the_code_of_a_reward_models_card_prints_our_score(run, whole):
     post = run.post_of_text(format_post(model_cards.POST, run.config.data.prompt))
     tokens = [*run.encode([model_cards.SUMMARY])[0], run.tokenizer.eos_token_id]
     (score,) = run.scores(post, [tokens])
-    printed = printed_by(card_of(whole / "normalize"), whole / "normalize/model")
-    # As it is saved, and as a sequence classifier.
-    assert [float(line) for line in printed] == pytest.approx([score, score], abs=1e-5)
+
+    lines = printed_by(card_of(whole / "normalize"), whole / "normalize/model")
+
+    score_as_saved, score_as_sequence_classifier = lines
+    assert float(score_as_saved) == pytest.approx(score, abs=1e-5)
+    assert float(score_as_sequence_classifier) == pytest.approx(score, abs=1e-5)
 
 
 def test_the_code_adds_bos_if_the_run_did():
-    always = TINY.changed(base=TINY.base.changed(bos="always"))
-    said = "tokenizer(tokenizer.bos_token + text, add_special_tokens=False,"
-    assert said in card(always, "rm", "model", MANIFEST)
+    config = TINY.changed(base=TINY.base.changed(bos="always"))
+    code = "tokenizer(tokenizer.bos_token + text, add_special_tokens=False,"
+    assert code in card(config, "rm", "model", MANIFEST)
 
 
 def test_the_code_reads_the_score_where_it_was_trained():

@@ -33,12 +33,12 @@ def run(function, stage="sft"):
 @pytest.mark.parametrize("config", [TINY, SUMMARIES], ids=["trained", "outputs"])
 def test_the_table_of_stages_names_the_module_of_each_function(config):
     """Otherwise a manifest would record the code of another file."""
-    for stage in STAGES:
-        if is_part(stage, config.kind):
-            function = stage_function(config, stage)
-            if isinstance(function, partial):
-                function = function.func
-            assert function.__module__ == stage_row(stage, config.kind).module
+    stages = [stage for stage in STAGES if is_part(stage, config.kind)]
+    for stage in stages:
+        function = stage_function(config, stage)
+        if isinstance(function, partial):
+            function = function.func
+        assert function.__module__ == row_of(stage, config.kind).module
 
 
 def test_a_stage_gets_the_config_and_its_result_is_returned():
@@ -60,20 +60,20 @@ def test_threads_and_random_numbers_are_as_before_a_stage():
 
 def test_the_next_stage_may_choose_another_precision():
     """accelerate refuses a second precision while its first state exists."""
-    precisions = []
 
-    def stage(precision):
-        accelerator = Accelerator(cpu=True, mixed_precision=precision)
-        precisions.append(accelerator.mixed_precision)
+    def in_bf16(config):
+        return Accelerator(cpu=True, mixed_precision="bf16").mixed_precision
 
-    run(lambda config: stage("bf16"))
+    def in_float32(config):
+        return Accelerator(cpu=True, mixed_precision="no").mixed_precision
+
+    assert run(in_bf16) == "bf16"
     assert not AcceleratorState._shared_state
     assert not PartialState._shared_state
-    run(lambda config: stage("no"))
-    assert precisions == ["bf16", "no"]
+    assert run(in_float32) == "no"
 
 
-def test_a_stage_that_fails_leaves_nothing_behind_either():
+def test_a_stage_that_fails_leaves_no_state_of_accelerate():
     def stage(config):
         Accelerator(cpu=True, mixed_precision="bf16")
         raise UserError("no")
@@ -99,6 +99,7 @@ def test_the_peak_memory_of_a_stage_is_not_that_of_an_earlier_one():
         (OSError(30, "Read-only file system", "/x"), "/x: Read-only file system: make it writab"),
         (OSError(38, "Function not implemented"), "implemented: put runs/ on a disk that can lock"),
     ],
+    ids=["full disk", "read-only disk", "no locks"],
 )
 def test_an_error_that_a_user_can_fix_names_the_command_that_resumes(error, line):
     def stage(config):
@@ -111,7 +112,7 @@ def test_an_error_that_a_user_can_fix_names_the_command_that_resumes(error, line
     assert str(refused.value).endswith("then run `make sft`")
 
 
-def test_a_defect_keeps_its_traceback():
+def test_a_bug_keeps_its_traceback():
     def stage(config):
         raise ZeroDivisionError
 
@@ -126,8 +127,9 @@ def test_a_defect_keeps_its_traceback():
         ("NCCL error in: x.cpp:9, invalid usage\nDuplicate GPU detected", False),
         ("NCCL error in: x.cpp:9, Cuda failure 2 'out of memory'", False),
     ],
+    ids=["remote exit", "invalid usage", "out of memory"],
 )
-def test_an_error_about_another_process_is_told_from_an_own_one(monkeypatch, text, is_another):
+def test_an_error_about_another_process_is_recognized(monkeypatch, text, is_another):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert is_about_another_process(RuntimeError(text)) == is_another
 
@@ -139,7 +141,7 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 
 def run_targets(folder: Path, *targets: str) -> None:
-    """Run some targets in a process of their own."""
+    """Run some targets in one new process."""
     variables = ["NAME=resumed", f"SET={' '.join(SETTINGS)}"]
     command = [sys.executable, "-m", "stages", *targets, *variables]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -148,12 +150,14 @@ def run_targets(folder: Path, *targets: str) -> None:
 
 @pytest.mark.walk
 def test_stages_in_one_process_learn_what_those_in_several_learn(tmp_path):
-    one = tmp_path / "one"
-    several = tmp_path / "several"
-    for folder in (one, several):
-        folder.mkdir()
-    run_targets(one, "sft", "rm", "ppo")
+    one_process = tmp_path / "one"
+    one_process.mkdir()
+    several_processes = tmp_path / "several"
+    several_processes.mkdir()
+
+    run_targets(one_process, "sft", "rm", "ppo")
     for target in ("data", "sft", "rm", "ppo"):
-        run_targets(several, target)
-    assert len(weights(one)) == 5
-    assert weights(one) == weights(several)
+        run_targets(several_processes, target)
+
+    assert len(weights(one_process)) == 5
+    assert weights(one_process) == weights(several_processes)

@@ -1,4 +1,4 @@
-"""What a terminal and a log show while a stage learns, and when it ends."""
+"""The progress that a terminal and a log show while a stage runs, and the line at its end."""
 
 import io
 import re
@@ -27,13 +27,14 @@ LINE = "score 1.53, KL 3.1, length 16.0, EOS 100%, explained variance 0.71"
 
 @pytest.fixture
 def often(monkeypatch):
+    """Progress is shown at every step, in 80 columns."""
     monkeypatch.setattr(progress_module, "SECONDS_BETWEEN_LINES", 0.0)
     monkeypatch.setattr(progress_module, "SECONDS_BEFORE_DRAWING", -1.0)
     monkeypatch.setattr(progress_module, "SECONDS_BETWEEN_DRAWINGS", 0.0)
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-def test_a_log_shows_the_last_value_of_each_metric_that_one_watches(runs, capsys, often):
+def test_a_log_shows_the_last_value_of_the_main_metrics(runs, capsys, often):
     with open_stage(make_config("tiny"), "sft") as run:
         run.log(0, **{"loss/validation": 6.1})
         for step in run.progress([1, 2, 3], "sft", 3):
@@ -111,7 +112,8 @@ def test_a_terminal_has_a_bar_with_the_time_left_and_the_metrics_below(often):
     with on_terminal() as terminal:
         list(progress(range(3), "ppo", 3, numbers=lambda: PPO))
         lines = lines_of(terminal)
-    assert max(map(len, lines)) <= 80
+
+    assert max(len(line) for line in lines) <= 80
     assert LINE in lines
     (bar,) = [line for line in lines if line.startswith("ppo  2/3")]
     assert bar.endswith("0:00 left")
@@ -119,15 +121,15 @@ def test_a_terminal_has_a_bar_with_the_time_left_and_the_metrics_below(often):
 
 def test_an_inner_loop_draws_no_second_bar(often):
     with on_terminal() as terminal:
-        for count in progress(range(2), "outer", 2):
-            if count:
+        for step in progress(range(2), "outer", 2):
+            if step == 1:
                 list(progress(range(2), "inner", 2))
         lines = lines_of(terminal)
     assert any(line.startswith("outer  2/2") for line in lines)
     assert not any(line.startswith("inner") for line in lines)
 
 
-def test_a_terminal_has_a_table_of_stages_that_fills(runs):
+def test_a_terminal_has_a_table_of_stages_with_their_results(runs):
     config = make_config("tiny")
     with on_terminal() as terminal:
         table = Terminal()
@@ -136,14 +138,14 @@ def test_a_terminal_has_a_table_of_stages_that_fills(runs):
         table.start("tiny seed 44413", ["sft", "rm"])
         table.finish(config, "sft")
         table.skip(config, "rm")
-        shown = lines_of(terminal)
-    lines = [" ".join(line.split()) for line in shown]
-    assert "stage what time result" in lines
-    (sft,) = [line for line in lines if line.startswith("sft")]
-    assert sft == "sft supervised fine-tuning on 0:00 held-out loss 1.250,"
-    assert "the reference summaries ROUGE-L 0.432" in lines
-    assert any(line.startswith("rm the reward model") for line in lines)
-    assert max(map(len, shown)) <= 80
+        lines = lines_of(terminal)
+
+    assert max(len(line) for line in lines) <= 80
+    texts = [" ".join(line.split()) for line in lines]
+    assert "stage what time result" in texts
+    assert "sft supervised fine-tuning on 0:00 held-out loss 1.250," in texts
+    assert "the reference summaries ROUGE-L 0.432" in texts
+    assert any(text.startswith("rm the reward model") for text in texts)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (130.4, "2:10"), (11100, "3h05")])
@@ -158,6 +160,7 @@ def test_a_duration_is_short(seconds, text):
         ("judge", {"judgements": 3, "unjudged": 0.0}, "judge: done in 95 s: 3 verdicts, 0.0% un"),
         ("sft", {"rougeL": None, "loss/validation": float("nan")}, "sft: done in 95 s: held-out"),
     ],
+    ids=["ppo", "judge", "sft without a loss"],
 )
 def test_a_stage_ends_with_its_result(capsys, often, stage, results, line):
     say_result(stage, 95.2, results)
@@ -165,20 +168,29 @@ def test_a_stage_ends_with_its_result(capsys, often, stage, results, line):
     assert printed.startswith(line)
 
 
-def test_what_is_shown_of_a_stage_is_what_it_logs_and_ends_with(whole):
+@pytest.mark.parametrize(
+    ("stage", "shown"),
+    [
+        ("sft", ["loss/train", "loss/validation"]),
+        ("rm", ["loss/train", "accuracy/train"]),
+        ("dpo", ["loss/train", "rewards/accuracies"]),
+        ("ppo", [name for name in SHOWN if name in PPO]),
+    ],
+    ids=["sft", "rm", "dpo", "ppo"],
+)
+def test_a_stage_logs_the_metrics_that_are_shown(whole, stage, shown):
     from stages.runs.files import read_lines
+
+    logged: set[str] = set()
+    for row in read_lines(whole / stage / "metrics.jsonl"):
+        logged.update(row)
+    assert [name for name in SHOWN if name in logged] == shown
+
+
+@pytest.mark.parametrize("stage", ["sft", "rm", "dpo", "ppo"])
+def test_a_stage_records_several_results_that_are_shown(whole, stage):
     from stages.runs.manifest import read_manifest
 
-    watched = {
-        "sft": ["loss/train", "loss/validation"],
-        "rm": ["loss/train", "accuracy/train"],
-        "dpo": ["loss/train", "rewards/accuracies"],
-        "ppo": [name for name in SHOWN if name in PPO],
-    }
-    for stage, names in watched.items():
-        latest = {
-            k: v for row in read_lines(whole / stage / "metrics.jsonl") for k, v in row.items()
-        }
-        assert [name for name in SHOWN if name in latest] == names
-        results = (read_manifest(whole / stage) or {})["results"]
-        assert len(SHOWN.keys() & results.keys()) > 1, stage
+    manifest = read_manifest(whole / stage)
+    assert manifest is not None
+    assert len(SHOWN.keys() & manifest["results"].keys()) > 1

@@ -1,4 +1,4 @@
-"""What is run, refused and left alone; the content of inputs and settings decides."""
+"""The runner runs, refuses or leaves alone each stage by the content of inputs and settings."""
 
 import json
 import os
@@ -91,8 +91,8 @@ def test_two_judges_of_one_run_have_folders_next_to_each_other(runs):
     for stage in missing:
         finish(other, stage)
     assert make() == []
-    judges = sorted(path.name for path in (runs / "tiny/seed44413/judge").iterdir())
-    assert judges == ["facts", "reward_model"]
+    judges = {path.name for path in (runs / "tiny/seed44413/judge").iterdir()}
+    assert judges == {"facts", "reward_model"}
 
 
 def test_a_stage_that_fails_ends_the_run_with_its_status(runs):
@@ -116,18 +116,21 @@ def test_other_data_in_the_users_folder_are_noticed(runs, tmp_path):
 
 
 def test_only_stages_that_run_a_model_are_launched(runs, monkeypatch):
+    launched_stages = []
     commands = []
 
     def run_launcher(words):
+        stage = words[words.index("--stage") + 1]
+        launched_stages.append(stage)
         commands.append(words)
-        finish(TINY, words[words.index("--stage") + 1])
+        finish(TINY, stage)
         return 0
 
     monkeypatch.setattr(launch, "run_launcher", run_launcher)
     recorder = Recorder(launcher=["srun", "accelerate"], resume_command="make eval GPUS=2")
     recorder.run(planned())
-    launched = [words[words.index("--stage") + 1] for words in commands]
-    assert launched == [stage for stage in EVALUATED if STAGES[stage].computes]
+
+    assert launched_stages == [stage for stage in EVALUATED if STAGES[stage].computes]
     assert recorder.stages == [stage for stage in EVALUATED if not STAGES[stage].computes]
     assert commands[0][:5] == ["srun", "accelerate", "-m", "stages", "--stage"]
     assert "--resume-command=make eval GPUS=2" in commands[0]
@@ -180,6 +183,7 @@ def test_a_launched_stage_that_a_signal_ended_says_how_to_resume_it(runs, monkey
         (["judge.kind=reward_model", "judge.model=gold"], 1, "there is no reward model in"),
         (["data.source=hub"], 1, "judge.kind=facts knows only the built-in posts"),
     ],
+    ids=["ppo batches", "rm batches", "no gold model", "judge of other posts"],
 )
 def test_what_the_last_stages_would_refuse_is_refused_before_the_first(
     runs, overrides, processes, complaint
@@ -195,14 +199,17 @@ def test_what_the_last_stages_would_refuse_is_refused_before_the_first(
         ("released.reward_model=theirs",),
         ("reward.function=mine:score", "ppo.critic_init=sft"),
     ],
+    ids=["reward model", "reward function"],
 )
-def test_a_reward_from_elsewhere_needs_no_batches_of_comparisons(runs, place, overrides):
+def test_a_reward_from_elsewhere_needs_no_batches_of_comparisons(
+    runs, place, monkeypatch, overrides
+):
     """Of 40 comparisons, and in 3 processes, no batch of 64 could be trained on."""
     (place / "mine.py").write_text("def score(posts, summaries): ...\n")
     config = named(*overrides, "rm.batch_size=64")
-    RESULTS["base"] = {"rows": {"comparisons_train": {"rows": 40}}}
+    monkeypatch.setitem(RESULTS, "base", {"rows": {"comparisons_train": {"rows": 40}}})
     finish(config, "base")
-    del RESULTS["base"]
+
     check_can_run(config, ["rm"], processes=3)
     check_rows(config, ["rm"])
 
@@ -226,10 +233,11 @@ def test_the_end_tells_the_result_the_time_and_the_next_command(runs):
     posts = stage_folder(TINY, "base") / "data/sft_validation.jsonl"
     posts.parent.mkdir()
     posts.write_text('{"id": "a b"}\n')
-    manifest = stage_folder(TINY, "ppo") / "manifest.json"
-    took = json.loads(manifest.read_text())
-    took["seconds"] = 130
-    write_json(manifest, took)
+    path = stage_folder(TINY, "ppo") / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["seconds"] = 130
+    write_json(path, manifest)
+
     assert end_lines(TINY, ["eval"], ["ppo"]) == [
         "",
         "report of tiny",
@@ -247,7 +255,7 @@ def test_a_log_has_a_heading_for_each_stage(runs, capsys):
     assert out[3].startswith("[2/2] sft: supervised fine-tuning on the reference summaries (")
 
 
-def test_cards_are_written_by_whoever_wants_to_know_of_finished_stages(runs):
+def test_each_stage_is_reported_when_it_has_finished(runs):
     finished: list[tuple[str, str]] = []
 
     def note(config, stage):

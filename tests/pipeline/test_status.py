@@ -1,9 +1,10 @@
-"""What `make status` says about the runs folder: it reads only."""
+"""`make status` lists the stages of all runs, and changes nothing."""
 
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,8 +159,9 @@ def test_settings_that_this_version_does_not_know_are_named(runs):
 def record_extra_settings(runs, name: str, seed: int, *fields: str) -> None:
     """Write a run whose stages have recorded settings that this version does not have."""
     fabricate(make_config("tiny", name=name, seed=seed))
+    extra: dict[str, Any] = {"extra": {}, **dict.fromkeys(fields, 1)}
     for path in (runs / name / f"seed{seed}").rglob("config.json"):
-        write_json(path, {**read_json(path), "extra": {}, **dict.fromkeys(fields, 1)})
+        write_json(path, read_json(path) | extra)
 
 
 def test_ignored_settings_are_one_warning_for_all_seeds_of_a_run(runs, capsys):
@@ -214,25 +216,46 @@ def test_a_terminal_gets_a_table(runs, monkeypatch, capsys):
     assert max(map(len, lines)) <= 80
 
 
+LOADS_NO_TORCH = """
+import sys
+from stages.pipeline.status import main
+main([])
+assert "torch" not in sys.modules
+"""
+
+
 def test_it_loads_no_torch(tmp_path):
-    code = (
-        "import sys; from stages.pipeline.status import main; main([]); "
-        "sys.exit('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    command = [sys.executable, "-c", LOADS_NO_TORCH]
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0
 
 
-def test_what_an_interrupted_stage_keeps_is_a_checkpoint_or_its_measurements(tmp_path):
-    resume = tmp_path / "resume"
+# -- from where an interrupted stage resumes -------------------------------------------------------
+
+
+@pytest.fixture
+def partial(tmp_path):
+    """The folder of a stage that was interrupted, with one for its checkpoints."""
+    (tmp_path / "resume").mkdir()
+    return tmp_path
+
+
+def test_a_stage_that_kept_nothing_resumes_from_nowhere(tmp_path):
     assert resume_point(tmp_path) == ""
-    resume.mkdir()
-    (resume / "checkpoint-0000003.tmp").mkdir()  # The disk was full.
-    assert resume_point(tmp_path) == ""
-    (resume / "score-references.0.jsonl").write_text("{}\n")
-    assert resume_point(tmp_path) == "resumes after the finished part"
-    (resume / "score-references.0.jsonl").unlink()
-    (tmp_path / "judgements.jsonl").write_text("{}\n")
-    assert resume_point(tmp_path) == "resumes after the finished part"
-    (resume / "checkpoint-0000002").mkdir()
-    assert resume_point(tmp_path) == "resumes after update 2"
+
+
+def test_a_checkpoint_that_was_not_completed_does_not_count(partial):
+    (partial / "resume/checkpoint-0000003.tmp").mkdir()  # the disk was full
+    assert resume_point(partial) == ""
+
+
+@pytest.mark.parametrize("name", ["resume/score-references.0.jsonl", "judgements.jsonl"])
+def test_a_stage_resumes_after_what_it_has_measured(partial, name):
+    (partial / name).write_text("{}\n")
+    assert resume_point(partial) == "resumes after the finished part"
+
+
+def test_a_stage_resumes_after_the_update_of_its_checkpoint(partial):
+    (partial / "judgements.jsonl").write_text("{}\n")
+    (partial / "resume/checkpoint-0000002").mkdir()
+    assert resume_point(partial) == "resumes after update 2"

@@ -1,4 +1,4 @@
-"""`make study`: presets and seeds, past a run that fails, then one page."""
+"""`make study` runs several presets and seeds, goes past a run that fails, and writes one page."""
 
 import os
 import signal
@@ -23,50 +23,68 @@ def study_of(*presets: str, seeds=(1, 2), **request) -> Grid:
 def test_a_study_runs_all_sizes_of_a_seed_and_then_writes_one_page(runs, capsys):
     recorder = Recorder()
     pages: list[list[str]] = []
-    assert run_grid(recorder, study_of("tiny-xs", "tiny"), pages.append) == 0
-    assert recorder.made == [
-        (name, seed, stage)
-        for seed in (1, 2)
-        for name in ("tiny-xs", "tiny")
-        for stage in EVALUATED
-    ]
+    expected = []
+    for name, seed in (("tiny-xs", 1), ("tiny", 1), ("tiny-xs", 2), ("tiny", 2)):
+        for stage in EVALUATED:
+            expected.append((name, seed, stage))
+
+    status = run_grid(recorder, study_of("tiny-xs", "tiny"), pages.append)
+
+    assert status == 0
+    assert recorder.made == expected
     assert pages == [["--names", "tiny-xs", "tiny", "--judge", "facts"]]
     lines = [line for line in capsys.readouterr().out.splitlines() if "has finished" in line]
     assert len(lines) == 4
     assert lines[0] == "tiny-xs seed 1 has finished (1 of 4 runs)"
 
 
+def write_no_page(options: list[str]) -> None:
+    """Stands for writing the page."""
+
+
 def test_the_same_command_has_nothing_left_but_the_page(runs):
-    run_grid(Recorder(), study_of("tiny-xs"), lambda options: None)
-    again = Recorder()
+    run_grid(Recorder(), study_of("tiny-xs"), write_no_page)
+    recorder = Recorder()
     pages: list[list[str]] = []
-    assert run_grid(again, study_of("tiny-xs"), pages.append) == 0
-    assert again.made == []
+
+    status = run_grid(recorder, study_of("tiny-xs"), pages.append)
+
+    assert status == 0
+    assert recorder.made == []
     assert len(pages) == 1
 
 
 def test_a_run_that_fails_stops_no_other_and_gives_the_status(runs, capsys):
     recorder = Recorder(fails=("tiny", 1, "rm"))
-    assert run_grid(recorder, study_of("tiny-xs", "tiny"), lambda options: None) == FAILED
+
+    status = run_grid(recorder, study_of("tiny-xs", "tiny"), write_no_page)
+
+    assert status == FAILED
     assert sorted(str(path.relative_to(runs)) for path in runs.glob("*/*/ppo")) == [
         "tiny-xs/seed1/ppo",
         "tiny-xs/seed2/ppo",
         "tiny/seed2/ppo",
     ]
-    out, err = capsys.readouterr()
-    assert f"tiny seed 1 FAILED with status {FAILED} (2 of 4 runs)" in out
-    assert err.endswith("error: 1 runs failed: tiny seed 1\n")
+    output, errors = capsys.readouterr()
+    assert f"tiny seed 1 FAILED with status {FAILED} (2 of 4 runs)" in output
+    assert errors.endswith("error: 1 runs failed: tiny seed 1\n")
 
 
-def test_a_defect_in_one_run_keeps_its_traceback_and_stops_no_other(runs, capsys):
-    class Broken(Recorder):
-        def _run_stage(self, config, stage):
-            if config.name == "tiny-xs":
-                raise ZeroDivisionError
-            super()._run_stage(config, stage)
+class BrokenRecorder(Recorder):
+    """A runner with a bug that only the run tiny-xs meets."""
 
-    recorder = Broken()
-    assert run_grid(recorder, study_of("tiny-xs", "tiny", seeds=[1]), lambda options: None) == 1
+    def _run_stage(self, config, stage):
+        if config.name == "tiny-xs":
+            raise ZeroDivisionError
+        super()._run_stage(config, stage)
+
+
+def test_a_bug_in_one_run_keeps_its_traceback_and_stops_no_other(runs, capsys):
+    recorder = BrokenRecorder()
+
+    status = run_grid(recorder, study_of("tiny-xs", "tiny", seeds=[1]), write_no_page)
+
+    assert status == 1
     assert {name for name, _, _ in recorder.made} == {"tiny"}
     assert "ZeroDivisionError" in capsys.readouterr().err
 
@@ -75,9 +93,12 @@ def test_a_run_with_other_settings_is_refused_by_name_and_the_others_run(runs, c
     make(make_config("tiny-xs", seed=1, name="tiny-xs-own", overrides=("ppo.lam=0.5",)))
     grid = study_of("tiny-xs", "tiny", name="own", overrides=("ppo.lam=0.9",), seeds=(1,))
     recorder = Recorder()
-    assert run_grid(recorder, grid, lambda options: None) == 2
-    err = capsys.readouterr().err
-    assert "error: tiny-xs-own seed 1: stage ppo has finished with other settings" in err
+
+    status = run_grid(recorder, grid, write_no_page)
+
+    assert status == 2
+    errors = capsys.readouterr().err
+    assert "error: tiny-xs-own seed 1: stage ppo has finished with other settings" in errors
     assert {name for name, _, _ in recorder.made} == {"tiny-own"}
 
 
@@ -115,29 +136,39 @@ def test_what_no_study_takes_is_refused(runs, preset, request_options, line):
         study_of(preset, **request_options)
 
 
-def test_looking_lists_each_run_with_what_it_lacks_and_writes_nothing(tmp_path):
+def test_dry_lists_each_run_with_what_it_lacks_and_writes_nothing(tmp_path):
     words = ["study", "PRESETS=tiny-xs tiny", "SEEDS=1", "JOB=sft", "DRY=1"]
     printed = typed(tmp_path, *words).stdout.splitlines()
-    assert [line.partition(" (")[0] for line in printed] == [
-        f"{name} seed 1: would run {stage}"
-        for name in ("tiny-xs", "tiny")
-        for stage in ("base", "sft")
+    without_reasons = [line.partition(" (")[0] for line in printed]
+    assert without_reasons == [
+        "tiny-xs seed 1: would run base",
+        "tiny-xs seed 1: would run sft",
+        "tiny seed 1: would run base",
+        "tiny seed 1: would run sft",
     ]
     assert not list(tmp_path.iterdir())
+
+
+def test_dry_refuses_an_unknown_job(tmp_path):
     refused = typed(tmp_path, "study", "JOB=sfft", "DRY=1")
     assert refused.returncode == 2
     assert "'sfft'" in refused.stderr
 
 
-SMALL = (
-    "sft.epochs=9 sft.batch_size=2 world.train_posts=600 world.validation_posts=4"
-    " world.train_comparisons=8 world.validation_comparisons=4"
-)
+SMALL = [
+    "sft.epochs=9",
+    "sft.batch_size=2",
+    "world.train_posts=600",
+    "world.validation_posts=4",
+    "world.train_comparisons=8",
+    "world.validation_comparisons=4",
+]
 
 
 @pytest.mark.walk
 def test_ctrl_c_ends_a_study_with_the_command_that_resumes_it(tmp_path):
-    words = ["study", "PRESETS=tiny-xs", "SEEDS=1 2", "NAME=x", "JOB=sft", f"SET={SMALL}"]
+    variables = ["PRESETS=tiny-xs", "SEEDS=1 2", "NAME=x", "JOB=sft", f"SET={' '.join(SMALL)}"]
+    words = ["study", *variables]
     process = subprocess.Popen(
         [sys.executable, "-m", "stages", *words],
         cwd=tmp_path,
@@ -154,9 +185,10 @@ def test_ctrl_c_ends_a_study_with_the_command_that_resumes_it(tmp_path):
         assert time.monotonic() < limit
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=300)
+
     assert process.returncode == 130
-    (line,) = [line for line in err.splitlines() if "stopped by" in line]
+    (line,) = [line for line in errors.splitlines() if "stopped by" in line]
     assert line.startswith("stopped by SIGINT: `make study ")
     assert line.endswith("` resumes")
     assert (tmp_path / "runs/tiny-xs-x/seed1/sft.partial/resume").is_dir()

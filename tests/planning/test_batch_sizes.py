@@ -13,7 +13,7 @@ CONFIG = make_config("pythia-1b")
 
 @pytest.fixture
 def gpu(runs, monkeypatch):
-    """Pretends that there is a GPU of 80 GiB, with this many free."""
+    """Pretends that there is a GPU of 80 GiB, of which the given number is free."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     def free(gib: int) -> None:

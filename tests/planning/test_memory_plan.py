@@ -55,9 +55,9 @@ def autograd_saves(shape: Shape, half: bool, checkpointing: bool) -> int:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize(("family", "kv_heads"), [("gpt_neox", 0), ("llama", 2)])
-def test_activations_are_what_autograd_saves(family, kv_heads, half, checkpointing):
+def test_activations_are_what_autograd_saves(family, kv_heads, precision, checkpointing):
     three_layers = Shape(
         family=family,
         hidden=64,
@@ -69,9 +69,10 @@ def test_activations_are_what_autograd_saves(family, kv_heads, half, checkpointi
     )
     two_layers = replace(three_layers, layers=2)
     run = setting(
-        mixed_precision="bf16" if half else "no",
+        mixed_precision=precision,
         gradient_checkpointing=checkpointing,
     )
+    half = precision == "bf16"
     planned_three = saved_activations(replace(run, shape=three_layers), sequences=3, tokens=70)
     planned_two = saved_activations(replace(run, shape=two_layers), sequences=3, tokens=70)
     measured_three = autograd_saves(three_layers, half, checkpointing)
@@ -156,11 +157,11 @@ def test_normalize_reads_no_more_rows_than_there_are():
 
 
 def test_each_of_several_devices_holds_every_gradient_twice():
-    one = part_bytes(setting(devices=1))["sft step"]
-    eight = part_bytes(setting(devices=8))["sft step"]
-    assert eight.gradients == 2 * one.gradients
-    assert eight.weights == one.weights
-    assert eight.optimizer == one.optimizer
+    on_one = part_bytes(setting(devices=1))["sft step"]
+    on_eight = part_bytes(setting(devices=8))["sft step"]
+    assert on_eight.gradients == 2 * on_one.gradients
+    assert on_eight.weights == on_one.weights
+    assert on_eight.optimizer == on_one.optimizer
 
 
 def test_one_device_shares_with_no_other():
@@ -169,7 +170,9 @@ def test_one_device_shares_with_no_other():
 
 
 def test_a_shard_of_pythia_6_9b_by_hand():
-    hidden, vocabulary, blocks = 4096, 50432, 32
+    hidden = 4096
+    vocabulary = 50432
+    blocks = 32
     block = 12 * hidden**2 + 13 * hidden  # four matrices, their biases, two norms
     policy = blocks * block + 2 * vocabulary * hidden + 2 * hidden
     scorer = blocks * block + vocabulary * hidden + 2 * hidden + hidden + 1
@@ -179,9 +182,9 @@ def test_a_shard_of_pythia_6_9b_by_hand():
     assert learn.weights == pytest.approx(4 * 2 * (policy + scorer) / 8, rel=1e-9)
     assert learn.gradients == pytest.approx(4 * (policy + scorer) / 8, rel=1e-9)
     assert learn.optimizer == pytest.approx(8 * (policy + scorer) / 8, rel=1e-9)
-    # Two blocks, embedding and output layer are whole, with their gradients.
-    whole = 4 * (policy - (blocks - 2) * block)
-    assert learn.copies == pytest.approx(2 * whole, rel=0.01)
+    # Two blocks, embedding and output layer are not sharded, with their gradients.
+    unsharded = 4 * (policy - (blocks - 2) * block)
+    assert learn.copies == pytest.approx(2 * unsharded, rel=0.01)
 
     # For sampling the policy is whole in every process, next to its bf16 copies.
     copies = 2 * (blocks * 12 * hidden**2 + vocabulary * hidden)

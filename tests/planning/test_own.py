@@ -12,6 +12,7 @@ from stages.config.errors import UserError
 from stages.config.values import split_overrides
 from stages.pipeline.variables import request_from
 from stages.planning.own import rate_choices, with_choices
+from stages.runs.files import write_lines
 from tests.lib.make_stages import run_module
 
 WORDS = ["my boss", "sold", "my bike", "he", "did", "tifu"]
@@ -19,15 +20,12 @@ WORDS = ["my boss", "sold", "my bike", "he", "did", "tifu"]
 
 def write_pairs(path, count):
     """Write pairs whose prompts repeat words 1 to 40 times, and whose answers do 1 to 8 times."""
-    rows = [
-        {
-            "prompt": " ".join(WORDS[: 2 + number % 4] * (1 + number % 40)),
-            "chosen": " ".join(["he did"] * (1 + number % 8)),
-            "rejected": "no",
-        }
-        for number in range(count)
-    ]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    rows = []
+    for number in range(count):
+        words = WORDS[: 2 + number % 4] * (1 + number % 40)
+        answer = ["he did"] * (1 + number % 8)
+        rows.append({"prompt": " ".join(words), "chosen": " ".join(answer), "rejected": "no"})
+    write_lines(path, rows)
     return rows
 
 
@@ -40,8 +38,8 @@ def variables(runs, tmp_path, policy_folder):
 
 
 def chosen(variables):
-    """Setting -> its text, from SET with all choices."""
-    words = split_overrides(with_choices(variables)["SET"])
+    """The text of each setting in SET, with all choices."""
+    words = NEXT_OVERRIDE.split(with_choices(variables)["SET"])
     return dict(word.split("=", 1) for word in words)
 
 
@@ -51,11 +49,10 @@ def chosen(variables):
 def test_the_longest_answer_is_a_quantile_of_the_rows(variables, tmp_path, policy_folder):
     rows = write_pairs(tmp_path / "pairs.jsonl", 600)
     tokenizer = AutoTokenizer.from_pretrained(policy_folder)
-    lengths = [
-        len(tokenizer(f" {row[side]}").input_ids) + 1  # EOS
-        for row in rows
-        for side in ("chosen", "rejected")
-    ]
+    lengths = []
+    for row in rows:
+        for answer in (row["chosen"], row["rejected"]):
+            lengths.append(len(tokenizer(f" {answer}").input_ids) + 1)  # EOS
     expected = int(np.quantile(lengths, 0.99, method="higher"))
     assert chosen(variables)["data.max_comparison_tokens"] == str(expected)
 
@@ -71,7 +68,7 @@ def test_the_longest_query_leaves_half_of_the_models_positions(variables):
 def test_without_pairs_nothing_is_chosen_for_them(variables, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": f"Why {number}?", "completion": "So it is."} for number in range(60)]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_lines(tmp_path / "pairs.jsonl", rows)
     (tmp_path / "mine.py").touch()
     variables["SET"] += " reward.function=mine:f"
     assert not {"rm.batch_size", "data.max_comparison_tokens"} & chosen(variables).keys()
@@ -162,6 +159,7 @@ def test_the_same_command_with_a_reward_model_resumes(variables, runs):
         ({"SEED": "one"}, "SEED=one is not a whole number"),
         ({"SET": "base.checkpoint=nowhere"}, "nowhere"),
     ],
+    ids=["no model", "no data", "unknown GPU", "no number", "missing model"],
 )
 def test_what_cannot_be_chosen_is_refused(variables, changes, line):
     with pytest.raises(UserError, match=line):

@@ -1,6 +1,5 @@
-"""A rehearsal: the settings that it changes, its rows, its table, and what it leaves behind."""
+"""A rehearsal: its short run, its rows, its table, and what it leaves behind."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from stages.planning.rehearsal import (
     updates_by_stage,
 )
 from stages.planning.shapes import parameters, read_shape, shape_of
-from stages.runs.files import write_lines
+from stages.runs.files import read_lines, write_lines
 from tests.lib.fake_stages import finish_alone
 
 SMALL = (
@@ -79,6 +78,7 @@ def test_a_rehearsal_that_fails_prints_the_stages_that_finished(place, capsys, m
             "the shape of a/b is unknown",
         ),
     ],
+    ids=["eval", "eval as well", "POLICY", "DRY", "LAUNCH", "unknown shape"],
 )
 def test_what_cannot_be_rehearsed_is_refused(place, capsys, words, line):
     with pytest.raises(SystemExit):
@@ -113,14 +113,13 @@ def test_every_process_gets_whole_groups_of_samples():
 def test_memory_and_adapters_are_those_of_the_run(place):
     overrides = ("lora.rank=4", "memory.microbatch_size=2", "memory.forward_batch_size=2")
     request = Request(preset="tiny-xs", name="mine", overrides=overrides)
-    whole = make_config("tiny-xs", name="mine", overrides=overrides)
-    rehearsed = prepare(request, ["ppo"])
-    short = config_of(rehearsed.request)
-    assert (short.memory, short.lora, short.optimizer) == (
-        whole.memory,
-        whole.lora,
-        whole.optimizer,
-    )
+    config = make_config("tiny-xs", name="mine", overrides=overrides)
+
+    short = config_of(prepare(request, ["ppo"]).request)
+
+    assert short.memory == config.memory
+    assert short.lora == config.lora
+    assert short.optimizer == config.optimizer
     assert short.name == "rehearsal-mine"
     assert short.ppo.num_updates == 2
 
@@ -167,33 +166,48 @@ def test_the_tokenizer_fills_the_embedding(tmp_path):
     assert len(load_tokenizer(tmp_path)) == 512  # with [PAD]
 
 
-def test_rows_are_as_long_as_the_limits_allow(tmp_path):
+@pytest.fixture
+def count_tokens(tmp_path):
+    """Gives the number of tokens of a text."""
     write_tokenizer(512, tmp_path / "words")
     encode = plain_encoder(load_tokenizer(tmp_path / "words"))
-    counts = {"sft_train": 3, "comparisons_train": 2}
-    write_rows(tmp_path / "data", make_config("pythia-70m").data, counts)
-    posts, pairs = [
-        [json.loads(line) for line in (tmp_path / f"data/{split}.jsonl").read_text().splitlines()]
-        for split in counts
-    ]
 
-    def lengths(*texts: str) -> list[int]:
-        return [len(tokens) for tokens in encode(list(texts))]
+    def count(text: str) -> int:
+        (tokens,) = encode([text])
+        return len(tokens)
 
-    # 562 tokens with the summary, 638 with each answer.
-    assert lengths(*(row["prompt"] for row in posts)) == [562 - 53] * 3
-    assert lengths(*(row["prompt"] for row in pairs)) == [638 - 169] * 2
-    # EOS is one token more.
-    assert lengths(posts[0]["completion"]) == [53 - 1]
-    assert lengths(pairs[0]["chosen"], pairs[0]["rejected"]) == [169 - 1, 169 - 2]
+    return count
+
+
+def test_posts_and_summaries_are_as_long_as_the_limits_allow(tmp_path, count_tokens):
+    """562 tokens together, 53 of them in the summary with its EOS."""
+    write_rows(tmp_path / "data", make_config("pythia-70m").data, {"sft_train": 3})
+    rows = read_lines(tmp_path / "data/sft_train.jsonl")
+    assert len(rows) == 3
+    for row in rows:
+        assert count_tokens(row["prompt"]) == 562 - 53
+    assert count_tokens(rows[0]["completion"]) == 53 - 1
+
+
+def test_comparisons_are_as_long_as_the_limits_allow(tmp_path, count_tokens):
+    """638 tokens with each answer, 169 of them in the answer with its EOS."""
+    write_rows(tmp_path / "data", make_config("pythia-70m").data, {"comparisons_train": 2})
+    rows = read_lines(tmp_path / "data/comparisons_train.jsonl")
+    assert len(rows) == 2
+    for row in rows:
+        assert count_tokens(row["prompt"]) == 638 - 169
+    assert count_tokens(rows[0]["chosen"]) == 169 - 1
+    assert count_tokens(rows[0]["rejected"]) == 169 - 2
 
 
 def test_no_two_prompts_are_equal(tmp_path):
     counts = {"sft_train": 3, "sft_validation": 3, "comparisons_train": 3}
     write_rows(tmp_path / "data", make_config("pythia-70m").data, counts)
-    files = (tmp_path / "data").iterdir()
-    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    assert len({row["prompt"] for row in rows}) == 9
+    prompts = set()
+    for path in (tmp_path / "data").iterdir():
+        for row in read_lines(path):
+            prompts.add(row["prompt"])
+    assert len(prompts) == 9
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -201,15 +215,19 @@ def test_no_two_prompts_are_equal(tmp_path):
 
 def test_the_updates_of_a_run_are_the_papers():
     updates = updates_by_stage(make_config("pythia-1b"))
-    assert (updates["sft"], updates["rm"], updates["ppo"]) == (911, 1450, 1953)
+    assert updates["sft"] == 911
+    assert updates["rm"] == 1450
+    assert updates["ppo"] == 1953
 
 
 def test_the_updates_on_your_own_pairs_are_counted(tmp_path):
     rows = [{"prompt": f"Why {row}?", "chosen": "So.", "rejected": "No."} for row in range(200)]
     write_lines(tmp_path / "pairs.jsonl", rows)
-    overrides = ("rm.batch_size=10", "rm.epochs=2")
     config = make_config(
-        "tiny", name="mine", data=str(tmp_path / "pairs.jsonl"), overrides=overrides
+        "tiny",
+        name="mine",
+        data=str(tmp_path / "pairs.jsonl"),
+        overrides=("rm.batch_size=10", "rm.epochs=2"),
     )
     assert 2 * 180 // 10 <= updates_by_stage(config)["rm"] < 2 * 200 // 10  # 5% are held out
 
@@ -220,9 +238,9 @@ def test_hours_are_all_updates_at_the_measured_seconds(runs):
     request = Request(preset="pythia-1b", name="short", overrides=(*sizes, "ppo.batch_size=128"))
     folder = finish_alone(config_of(request), "ppo")
     write_lines(folder / "metrics.jsonl", [{"seconds/update": 30.0}, {"seconds/update": 9.0}])
-    whole = setting_of(make_config("pythia-1b", overrides=sizes), on_gpu=False)
+    planned = setting_of(make_config("pythia-1b", overrides=sizes), on_gpu=False)
 
-    (row,) = measurements(Rehearsal(setting=whole, request=request))
+    (row,) = measurements(Rehearsal(setting=planned, request=request))
 
     assert row.stage == "ppo"
     assert row.update_seconds == 9.0

@@ -1,4 +1,4 @@
-"""The page of an ablation study says what fabricated runs say, and no more."""
+"""The page of an ablation study claims what its runs show, and no more; the runs are fabricated."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def wins(count):
 
 
 def config_of(name, seed, *overrides, upstream="tiny"):
-    """The config that `make ablations` gives an ablation."""
+    """The config of an ablation in `make ablations`."""
     return make_config(
         "tiny",
         seed=seed,
@@ -89,11 +89,12 @@ def section(page, title):
     return page.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def row_of(table, *first):
-    """The cells of the row that begins with these cells, without them."""
-    start = "".join(f"| {cell} " for cell in first)
-    line = next(line for line in table.splitlines() if line.startswith(start))
-    return [cell.strip() for cell in line.split("|")[1 + len(first) : -1]]
+def row_of(table, *first_cells):
+    """The other cells of the first row that begins with these cells."""
+    start = "".join(f"| {cell} " for cell in first_cells)
+    row, *_ = [line for line in table.splitlines() if line.startswith(start)]
+    others = row.removeprefix(start).removesuffix("|").removeprefix("|")
+    return [cell.strip() for cell in others.split("|")]
 
 
 def t_interval(values):
@@ -113,7 +114,8 @@ def test_the_difference_from_the_default_is_that_computed_by_hand():
     page = page_of("dropout")
 
     verdict, difference, _, _, seeds = row_of(first_screen(page), "dropout")
-    assert (verdict, seeds) == ("better", "3")
+    assert verdict == "better"
+    assert seeds == "3"
     # Nine posts are won in all seeds, one in two and one in one. With one more post of 1 and one of
     # -1 (Bonett and Price 2012) the mean is 10 / 22 and the error 0.1232, which is wider than the
     # interval over seeds, [37.6, 62.4].
@@ -125,21 +127,28 @@ def test_the_difference_from_the_default_is_that_computed_by_hand():
     assert over_posts == difference
 
 
+def percent_of(shares):
+    """The mean of three shares with its t interval, as the page writes it."""
+    mean, low, high = t_interval(shares)
+    return f"{100 * mean:.1f}% [{100 * low:.1f}, {100 * high:.1f}]"
+
+
 def test_means_over_seeds_have_t_intervals():
     make_default()
     rates = (0.5, 0.55, 0.4)
     kls = (1.0, 1.2, 1.7)
-    for seed, rate, kl in zip(SEEDS, rates, kls, strict=True):
-        found = {"objective/kl": kl, "policy/eos_rate": 0.9 + seed / 100}
+    eos_rates = (0.91, 0.92, 0.93)
+    for seed, rate, kl, eos_rate in zip(SEEDS, rates, kls, eos_rates, strict=True):
+        found = {"objective/kl": kl, "policy/eos_rate": eos_rate}
         fabricate(config_of("dropout", seed), ppo=rate, scores=wins(1), found=found)
 
     cells = row_of(section(page_of("dropout"), "Means over seeds"), "dropout")
 
-    percent = "{:.1f}% [{:.1f}, {:.1f}]".format
-    assert cells[1] == percent(*(100 * value for value in t_interval(rates)))
-    assert cells[2] == "{:.2f} [{:.2f}, {:.2f}]".format(*t_interval(kls))
-    assert cells[3] == "19.8"  # tokens, which are the same in all seeds
-    assert cells[4] == percent(*(100 * value for value in t_interval((0.91, 0.92, 0.93))))
+    _, win_rate, kl, tokens, eos_rate = cells[:5]
+    assert win_rate == percent_of(rates)
+    assert kl == "{:.2f} [{:.2f}, {:.2f}]".format(*t_interval(kls))
+    assert tokens == "19.8"  # the same in all seeds
+    assert eos_rate == percent_of(eos_rates)
 
 
 def test_each_seed_has_a_row_with_its_own_difference():
@@ -173,13 +182,14 @@ def test_pace_is_the_update_that_ends_the_rise_of_the_score():
 
 def write_scores(config, first_of_one, explained=()):
     """Twelve updates of PPO whose score becomes 1, and the critic's explained variance."""
-    rows = [
-        {"objective/scores": float(update >= first_of_one), "step": update + 1}
-        for update in range(12)
-    ]
-    for row, value in zip(rows, explained, strict=False):
-        row |= {"val/explained_variance": value, "policy/eos_rate": 1.0}
-        row |= {"val/explained_variance_realized": value - 0.25}
+    rows = []
+    for update in range(12):
+        row = {"objective/scores": float(update >= first_of_one), "step": update + 1}
+        if update < len(explained):
+            row["val/explained_variance"] = explained[update]
+            row["val/explained_variance_realized"] = explained[update] - 0.25
+            row["policy/eos_rate"] = 1.0
+        rows.append(row)
     write_rows(stage_folder(config, "ppo") / "metrics.jsonl", rows)
 
 
@@ -213,10 +223,10 @@ def test_the_title_names_the_ablations_that_change_the_win_rate():
     assert title_of(page) == "no EOS trick makes PPO worse; dropout makes PPO better"
     assert "**Better:** dropout (+" in page
     assert "**No difference of 3 points:** entropy bonus." in page
-    verdicts = [
-        line.split("|")[2].strip() for line in first_screen(page).splitlines() if "|" in line
-    ]
-    assert verdicts[3:] == ["worse", "better", "no difference of 3 points (no summary changed)"]
+    table = [line for line in first_screen(page).splitlines() if "|" in line]
+    _, _, _, *ablation_rows = table  # without the header, its line and the default
+    verdicts = [row.split("|")[2].strip() for row in ablation_rows]
+    assert verdicts == ["worse", "better", "no difference of 3 points (no summary changed)"]
 
 
 def test_a_study_without_any_difference_says_so_in_its_title():
@@ -244,7 +254,12 @@ def test_an_inconclusive_ablation_says_how_many_seeds_would_narrow_it():
     assert cells[-1] == "14"
 
 
-def test_every_ablation_has_a_title_and_is_explained(capsys):
+def test_every_ablation_has_its_own_title():
+    titles = {ablation.title for ablation in ABLATIONS.values()}
+    assert len(titles) == len(ABLATIONS)
+
+
+def test_every_ablation_is_explained_on_the_page_and_listed_on_the_terminal(capsys):
     make_default()
     for name in ABLATIONS:
         make_ablation(name, (1, 2, 0))
@@ -253,14 +268,13 @@ def test_every_ablation_has_a_title_and_is_explained(capsys):
 
     page = (about_runs.folder() / "ablations-tiny.md").read_text()
     table = section(page, "What each ablation changes")
-    for name, ablation in ABLATIONS.items():
-        setting, what = row_of(table, rf"{ablation.title} (\`{name}\`)".replace("\\", ""))
-        assert setting == " ".join(ablation.settings)
-        assert what == ablation.what
     printed = capsys.readouterr().out
-    assert all(f"\n{ablation.title} " in printed for ablation in ABLATIONS.values())
+    for name, ablation in ABLATIONS.items():
+        settings_cell, what = row_of(table, f"{ablation.title} (`{name}`)")
+        assert settings_cell == " ".join(ablation.settings)
+        assert what == ablation.what
+        assert f"\n{ablation.title} " in printed
     assert printed.splitlines()[-1] == str(about_runs.folder() / "ablations-tiny.html")
-    assert len({ablation.title for ablation in ABLATIONS.values()}) == len(ABLATIONS)
 
 
 def test_a_group_of_ablations_has_a_page_of_its_own():
@@ -284,10 +298,12 @@ def test_no_cell_of_a_table_has_more_than_three_numbers():
     make_default(seeds=SIX_SEEDS)
     for seed in SIX_SEEDS:
         fabricate(config_of("dropout", seed), scores=wins(seed), texts=OWN_TEXTS)
-    page = page_of("dropout").partition("## Runs, code and versions")[0]
-    for line in page.splitlines():
-        if line.startswith("| dropout") and "ppo." not in line:
-            assert max(len(cell.split()) for cell in line.split("|")) <= 5, line
+    page, _, _ = page_of("dropout").partition("## Runs, code and versions")
+    rows = [line for line in page.splitlines() if line.startswith("| dropout")]
+    for row in rows:
+        if "ppo." not in row:
+            words_by_cell = [len(cell.split()) for cell in row.split("|")]
+            assert max(words_by_cell) <= 5, row
 
 
 # -- failed seeds ----------------------------------------------------------------------------------
@@ -317,7 +333,8 @@ def test_a_seed_fails_if_ppo_is_not_shown_to_beat_its_sft_model(rate, failed):
     make_default()
     make_ablation("dropout", (1, 1, 1), ppo=rate)
     (row,) = study_of("dropout").ablations
-    assert (row.failures.failed, row.failures.tried) == (failed, 3)
+    assert row.failures.failed == failed
+    assert row.failures.tried == 3
 
 
 def test_without_a_failed_seed_the_tests_of_failures_are_left_out():
@@ -330,13 +347,12 @@ def test_without_a_failed_seed_the_tests_of_failures_are_left_out():
 
 def test_an_ablation_that_changes_how_many_seeds_fail_is_said_to_do_so():
     make_default(seeds=SIX_SEEDS, won=12)
-    for seed in SIX_SEEDS:
+    for seed in (1, 2):
+        break_ppo(config_of("no-eos-trick", seed))
+    for seed in (3, 4, 5):  # not above their SFT model
         config = config_of("no-eos-trick", seed)
-        if seed < 3:
-            break_ppo(config)
-        else:  # three of the other four are not above their SFT model
-            rate = 0.40 if seed < 6 else 0.63
-            fabricate(config, ppo=rate, scores=wins(seed), texts=OWN_TEXTS)
+        fabricate(config, ppo=0.40, scores=wins(seed), texts=OWN_TEXTS)
+    fabricate(config_of("no-eos-trick", 6), ppo=0.63, scores=wins(6), texts=OWN_TEXTS)
 
     page = page_of("no-eos-trick")
 
@@ -351,19 +367,20 @@ def test_an_ablation_that_changes_how_many_seeds_fail_is_said_to_do_so():
 
 def test_failures_are_corrected_for_all_ablations():
     make_default(seeds=SIX_SEEDS, won=12)
-    for seed in SIX_SEEDS:
-        rate = 0.40 if seed < 6 else 0.63
-        fabricate(config_of("no-eos-trick", seed), ppo=rate, scores=wins(12), texts=None)
-        for name in ("dropout", "entropy", "lambda-1"):
+    for seed in (1, 2, 3, 4, 5):
+        fabricate(config_of("no-eos-trick", seed), ppo=0.40, scores=wins(12), texts=None)
+    fabricate(config_of("no-eos-trick", 6), ppo=0.63, scores=wins(12), texts=None)
+    for name in ("dropout", "entropy", "lambda-1"):
+        for seed in SIX_SEEDS:
             fabricate(config_of(name, seed), scores=wins(12), texts=None)
 
     study = study_of("no-eos-trick", "dropout", "entropy", "lambda-1")
 
-    row = next(row for row in study.ablations if row.name == "no-eos-trick")
+    (row,) = [row for row in study.ablations if row.name == "no-eos-trick"]
     assert row.failures.p_value == pytest.approx(2 * 6 / 792)
     assert row.failures.corrected_p_value == pytest.approx(4 * 2 * 6 / 792)
     assert study.failing == []
-    assert [more.name for more in study.failing_more] == ["no-eos-trick"]
+    assert [ablation.name for ablation in study.failing_more] == ["no-eos-trick"]
 
 
 def test_an_ablation_in_which_every_seed_ended_in_an_error_is_on_the_page():
@@ -434,8 +451,8 @@ def test_a_single_seed_is_said_to_say_little_about_others():
 def test_a_run_that_changed_something_else_is_noted_once_for_all_its_seeds():
     make_default()
     make_ablation("dropout", (5, 5), overrides=("ppo.kl_coef=0.1",))
-    lines = page_of("dropout").splitlines()
-    (line,) = [line for line in lines if "ran with other settings than" in line]
+    page = page_of("dropout")
+    (line,) = [line for line in page.splitlines() if "ran with other settings than" in line]
     assert line.startswith("- Dropout (seeds 1, 2)")
     assert line.endswith("ppo.kl_coef (0.1).")
 
@@ -457,8 +474,8 @@ def test_an_adaptive_coefficient_that_missed_its_target_is_a_limitation(kl, is_s
 
 def test_a_run_with_another_value_or_another_sft_model_is_noted():
     make_default()
-    own = make_config("tiny", seed=2, name="tiny-dropout", overrides=("ppo.dropout=0.3",))
-    fabricate(own, accuracy=0.7, scores=wins(5))
+    config = make_config("tiny", seed=2, name="tiny-dropout", overrides=("ppo.dropout=0.3",))
+    fabricate(config, accuracy=0.7, scores=wins(5))
     page = page_of("dropout")
     assert "Dropout (seed 2) ran with other settings than" in page
     assert "ppo.dropout (0.3)." in page

@@ -1,4 +1,4 @@
-"""The page of a judge's calibration says what follows for the judge."""
+"""The page of a judge's calibration says how far the judge can be trusted."""
 
 import json
 
@@ -30,20 +30,28 @@ def page_of(flags=(), **changes):
     config = make_config("tiny")
     fabricate(config)
     calibrated(config, flags=list(flags))
-    results = (read_manifest(stage_folder(config, "calibration")) or {})["results"]
-    write_manifest(config, "calibration", results | changes)
+    manifest = read_manifest(stage_folder(config, "calibration"))
+    assert manifest is not None
+    write_manifest(config, "calibration", manifest["results"] | changes)
+    return write_page()
+
+
+def write_page():
+    """Write the page of the calibration on disk; its Markdown."""
     run_module(calibration, ["--preset", "tiny"])
-    return (stage_folder(config, "calibration_report") / f"{STEM}.md").read_text()
+    return (stage_folder(make_config("tiny"), "calibration_report") / f"{STEM}.md").read_text()
 
 
 def compared(**differences):
     """Results in which the judge agrees more often than simple rules by these intervals."""
     simple = {}
     for name, (low, high) in differences.items():
-        middle = (low + high) / 2
-        difference = {"estimate": middle, "low": low, "high": high, "posts": 180}
-        agreement = interval(0.75 - middle)
-        simple[name] = {"agreement": agreement, "kappa": None, "difference": difference}
+        estimate = (low + high) / 2
+        simple[name] = {
+            "agreement": interval(0.75 - estimate),
+            "kappa": None,
+            "difference": {"estimate": estimate, "low": low, "high": high, "posts": 180},
+        }
     return {"simple": simple}
 
 
@@ -115,20 +123,17 @@ def test_win_rates_of_an_evaluated_run_are_corrected():
 
 
 def test_labels_of_the_judges_own_rule_test_only_their_noise():
-    about = {"kind": "facts", "name": "facts rule", "is_llm": False, "note": "a rule"}
+    judge = {"kind": "facts", "name": "facts rule", "is_llm": False, "note": "a rule"}
     differences = compared(longest=(0.10, 0.14))
-    page = page_of(source="built-in world", judge=about, **differences)
+    page = page_of(source="built-in world", judge=judge, **differences)
     assert title_of(page).endswith("the built-in labels, which are its own rule with noise")
     assert "Win rates are not corrected here" in page
     assert "corrected win rate [95%]" not in page
 
 
 def test_without_an_evaluated_run_nothing_is_corrected():
-    config = make_config("tiny")
-    calibrated(config, flags=[])
-    run_module(calibration, ["--preset", "tiny"])
-    page = (stage_folder(config, "calibration_report") / f"{STEM}.md").read_text()
-    assert "there is no win rate to correct" in page
+    calibrated(make_config("tiny"), flags=[])
+    assert "there is no win rate to correct" in write_page()
 
 
 def test_the_json_has_the_numbers():
@@ -143,43 +148,55 @@ def test_the_json_has_the_numbers():
 
 
 @pytest.mark.parametrize(
-    ("source", "is_drawn"), [("labelled comparisons", True), ("built-in world", False)]
+    ("source", "band"),
+    [("labelled comparisons", (0.72, 0.77)), ("built-in world", None)],
+    ids=["people", "built-in world"],
 )
-def test_peoples_agreement_is_a_band_only_for_labels_by_people(monkeypatch, source, is_drawn):
+def test_peoples_agreement_is_a_band_only_for_labels_by_people(monkeypatch, source, band):
     bands = []
-    monkeypatch.setattr(
-        calibration, "agreements", lambda title, bars, ceiling: bands.append(ceiling)
-    )
+
+    def record_band(title, bars, ceiling):
+        bands.append(ceiling)
+
+    monkeypatch.setattr(calibration, "agreements", record_band)
     monkeypatch.setattr(calibration, "figure", lambda name, panels: None)
     config = make_config("tiny")
     calibrated(config, flags=[])
     results = calibration.find_calibration(config) | {"source": source}
-    found = calibration_result(results, corrected={})
-    assert found is not None
-    calibration.agreement_figure(found)
-    assert bands == [(0.72, 0.77) if is_drawn else None]
+    result = calibration_result(results, corrected={})
+    assert result is not None
+
+    calibration.agreement_figure(result)
+
+    assert bands == [band]
+
+
+BAR = Bar(label="this judge", color="#4f8f92", value=0.75, interval=(0.72, 0.78))
 
 
 def test_the_plot_names_chance_and_people():
-    bar = Bar(label="this judge", color="#4f8f92", value=0.75, interval=(0.72, 0.78))
-    drawn = draw(agreements("Agreement", [bar], ceiling=(0.72, 0.77)))
-    assert all(f">{text}<" in drawn for text in ("this judge", "75.0%", "chance", "people"))
-    assert ">people<" not in draw(agreements("Agreement", [bar], ceiling=None))
+    svg = draw(agreements("Agreement", [BAR], ceiling=(0.72, 0.77)))
+    for text in ("this judge", "75.0%", "chance", "people"):
+        assert f">{text}<" in svg
+
+
+def test_the_plot_without_a_band_does_not_name_people():
+    assert ">people<" not in draw(agreements("Agreement", [BAR], ceiling=None))
 
 
 def test_the_plot_has_the_judge_the_rules_and_other_judges():
     config = make_config("tiny")
     calibrated(config, flags=[])
     results = calibration.find_calibration(config)
-    other = results["simple"]["longest"]
-    results = results | {"simple": {"longest": other, "another judge": other}}
+    longest = results["simple"]["longest"]
+    results["simple"] = {"longest": longest, "another judge": longest}
 
-    found = calibration_result(results, corrected={})
+    result = calibration_result(results, corrected={})
 
-    assert found is not None
-    assert [row.title for row in found.others] == ["choose the longer text", "another judge"]
-    assert [row.is_rule for row in found.others] == [True, False]
-    assert found.agreement == Interval(estimate=0.75, low=0.72, high=0.78)
+    assert result is not None
+    assert [row.title for row in result.others] == ["choose the longer text", "another judge"]
+    assert [row.is_rule for row in result.others] == [True, False]
+    assert result.agreement == Interval(estimate=0.75, low=0.72, high=0.78)
 
 
 # -- errors ----------------------------------------------------------------------------------------

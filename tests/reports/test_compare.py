@@ -1,5 +1,6 @@
 """`make compare`: the page that compares policies of finished runs with the first of them."""
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -28,7 +29,9 @@ pytestmark = pytest.mark.usefixtures("runs", "no_drawing")
 
 def finish(name, scores, *seeds, preset="tiny", **others):
     """Fabricate a run in these seeds; a run with a name of its own has another penalty."""
-    overrides = ("ppo.kl_coef=0.1",) if name != preset else ()
+    overrides: tuple[str, ...] = ()
+    if name != preset:
+        overrides = ("ppo.kl_coef=0.1",)
     for seed in seeds:
         config = make_config(preset, name=name, seed=seed, overrides=overrides)
         fabricate(config, scores=scores, **others)
@@ -97,8 +100,11 @@ def test_many_unclear_policies_are_counted_in_the_title():
     for name in ("b", "c", "d", "e"):
         finish(name, (*LOST[:8], 1.0), 1)
     finish("f", WON, 1)
-    parts = title_parts(rows_of("tiny", "b", "c", "d", "e", "f"))
-    assert [(part.kind, len(part.labels)) for part in parts] == [("better", 1), ("many unclear", 4)]
+    better, unclear = title_parts(rows_of("tiny", "b", "c", "d", "e", "f"))
+    assert better.kind == "better"
+    assert len(better.labels) == 1
+    assert unclear.kind == "many unclear"
+    assert len(unclear.labels) == 4
 
 
 def test_a_row_with_fewer_seeds_is_marked_everywhere():
@@ -145,22 +151,24 @@ def test_the_highest_win_rate_is_first():
     assert labels == ["PPO (c)", "PPO (b)", "PPO (tiny)"]
 
 
+def extrapolate_ppo(results):
+    results["policies"]["ppo"]["statistics"]["length_controlled"]["extrapolated"] = True
+
+
 def test_the_rate_at_equal_length_is_a_mean_over_seeds_and_marked_if_one_extrapolates():
     finish("tiny", A, 1, 2)
-
-    def extrapolate(results):
-        results["policies"]["ppo"]["statistics"]["length_controlled"]["extrapolated"] = True
-
-    change_results(make_config("tiny", seed=2), extrapolate)
+    change_results(make_config("tiny", seed=2), extrapolate_ppo)
     (ppo, sft), _ = read_entries(["tiny:ppo", "tiny:sft"])
-    ppo_rate, is_extrapolated = rate_at_equal_length(ppo)
+
+    ppo_rate, ppo_is_extrapolated = rate_at_equal_length(ppo)
+    sft_rate, sft_is_extrapolated = rate_at_equal_length(sft)
+
     assert ppo_rate is not None
     assert ppo_rate.estimate == pytest.approx(0.59)  # the fabricated 0.63 - 0.04
-    assert is_extrapolated
-    sft_rate, is_extrapolated = rate_at_equal_length(sft)
+    assert ppo_is_extrapolated
     assert sft_rate is not None
     assert sft_rate.estimate == pytest.approx(0.372)
-    assert not is_extrapolated
+    assert not sft_is_extrapolated
 
 
 def test_there_is_no_rate_at_equal_length_if_too_many_posts_have_no_verdict():
@@ -176,7 +184,8 @@ def test_posts_whose_verdict_changed_come_first():
     finish("b", B, 1)
     entries, _ = read_entries(["tiny", "b"])
     posts = compared_posts(entries)
-    assert (posts.changed, posts.count) == (4, 9)
+    assert posts.changed == 4
+    assert posts.count == 9
     assert [sample.post_id for sample in posts.samples] == ["toy2", "toy4", "toy8", "toy1", "toy3"]
 
 
@@ -184,8 +193,8 @@ def test_the_page_shows_one_post_with_the_summary_of_every_policy():
     """The fabricated references state no fact, so that none of them is wrong."""
     finish("tiny", A, 1, texts=TEXTS)
     finish("b", B, 1)
-    markdown = page_of("tiny", "b")
-    example = markdown.split("## An example: ")[1].split("<details>")[0]
+    _, _, after_heading = page_of("tiny", "b").partition("## An example: ")
+    example, _, _ = after_heading.partition("<details>")
     assert example.startswith("the first held-out post whose reference has no wrong fact\n")
     assert "| PPO (tiny) | My aunt sold lamp 0. |" in example
     assert "| PPO (b) |" in example
@@ -229,26 +238,28 @@ def test_the_settings_that_differ_are_named():
 
 
 def test_a_policy_whose_summaries_are_often_cut_off_is_a_limitation():
-    """Of the two seeds 40.9% and 99.1% emit EOS."""
+    """Of the summaries in the two seeds, 99.1% and 40.9% emit EOS."""
     results = fabricate(make_config("tiny", seed=1), scores=A)
-    policies = results["summaries"]["policies"]
-    policies = policies | {"ppo": policies["ppo"] | {"eos_rate": 0.409}}
-    found = {"summaries": results["summaries"] | {"policies": policies}}
-    fabricate(make_config("tiny", seed=2), scores=A, found=found)
+    summaries = copy.deepcopy(results["summaries"])
+    summaries["policies"]["ppo"]["eos_rate"] = 0.409
+    fabricate(make_config("tiny", seed=2), scores=A, found={"summaries": summaries})
     assert "Only 70.0% of the summaries by PPO emit EOS" in page_of("tiny:sft", "tiny:ppo")
+
+
+ROSE = {"estimate": 0.4, "low": 0.2, "high": 0.6, "posts": 9}
+FELL = {"estimate": -0.3, "low": -0.4, "high": -0.2, "posts": 9}
+
+
+def over_optimize(results):
+    results["scores"] = {"gains": {"ppo": {"proxy": ROSE, "gold": FELL}}}
+
+
+def improve(results):
+    results["scores"] = {"gains": {"ppo": {"proxy": ROSE, "gold": ROSE}}}
 
 
 def test_over_optimization_is_a_limitation():
     finish("tiny", A, 1, 2)
-    rose = {"estimate": 0.4, "low": 0.2, "high": 0.6, "posts": 9}
-    fell = {"estimate": -0.3, "low": -0.4, "high": -0.2, "posts": 9}
-
-    def over_optimize(results):
-        results["scores"] = {"gains": {"ppo": {"proxy": rose, "gold": fell}}}
-
-    def improve(results):
-        results["scores"] = {"gains": {"ppo": {"proxy": rose, "gold": rose}}}
-
     change_results(make_config("tiny", seed=1), over_optimize)
     change_results(make_config("tiny", seed=2), improve)
     assert "- **PPO over-optimized its reward** in 1 of 2 seeds" in page_of("tiny:sft", "tiny:ppo")
@@ -270,19 +281,21 @@ def test_the_json_has_the_numbers_of_each_entry():
     page_of("tiny/1", "b/1")
     record = json.loads((folder() / "compare-tiny-1-ppo-b-1-ppo.json").read_text())
     first, second = record["numbers"]
-    assert (first["label"], first["verdict"]["word"]) == ("PPO (b/1)", "better")
-    assert (second["label"], second["verdict"]) == ("PPO (tiny/1)", None)
+    assert first["label"] == "PPO (b/1)"
+    assert first["verdict"]["word"] == "better"
+    assert second["label"] == "PPO (tiny/1)"
+    assert second["verdict"] is None
 
 
 def test_the_public_page_of_real_data_has_no_texts_of_others():
     finish("pythia-1b", A, 1, preset="pythia-1b", texts=TEXTS)
     page_of("pythia-1b/1:ppo", "pythia-1b/1:sft")
-    path = folder() / "compare-pythia-1b-1-ppo-sft.html"
-    public = folder() / PUBLIC / path.name
+    private = (folder() / "compare-pythia-1b-1-ppo-sft.html").read_text()
+    public = (folder() / PUBLIC / "compare-pythia-1b-1-ppo-sft.html").read_text()
     for text in ("SUBREDDIT: r/", "the aunt | lamp"):
-        assert text in path.read_text()
-        assert text not in public.read_text()
-    assert TEXTS[3] in public.read_text()
+        assert text in private
+        assert text not in public
+    assert TEXTS[3] in public
 
 
 def test_scripts_in_summaries_stay_text():

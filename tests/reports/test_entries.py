@@ -1,4 +1,4 @@
-"""Policies that are compared: how they are named, read, and paired by seed and post."""
+"""Entries of a comparison are named, read, and paired by seed and post."""
 
 import json
 
@@ -7,14 +7,17 @@ import pytest
 from reports import compare as compare_page
 from reports.entries import Changes, change_of, compare, differing_settings, read_entries
 from stages.config.command_line import make_config
+from stages.runs.files import read_lines
 from stages.runs.manifest import stage_folder
 from tests.lib.asserts import refused_by
-from tests.lib.fabricated_runs import NASTY, fabricate
+from tests.lib.fabricated_runs import NASTY, fabricate, write_rows
 
 # The scores of nine posts. From A to B post 0 becomes worse, 2 and 4 become better, 3 and 7 lose
 # both times, 1, 5 and 6 stay the same, and 8 becomes worse.
 A = (1.0, 1.0, 0.5, 0.0, 0.0, 0.5, 1.0, 0.0, 1.0)
 B = (0.0, 1.0, 1.0, 0.0, 1.0, 0.5, 1.0, 0.0, 0.5)
+WON = (1.0,) * 9
+LOST = (0.0,) * 9
 TEXTS = [f"My aunt sold lamp {number}." for number in range(9)]
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -22,7 +25,9 @@ pytestmark = pytest.mark.usefixtures("runs")
 
 def finish(name, scores, *seeds, **others):
     """Fabricate a run in these seeds; another run than `tiny` has another penalty."""
-    overrides = ("ppo.kl_coef=0.1",) if name != "tiny" else ()
+    overrides: tuple[str, ...] = ()
+    if name != "tiny":
+        overrides = ("ppo.kl_coef=0.1",)
     for seed in seeds:
         config = make_config("tiny", name=name, seed=seed, overrides=overrides)
         fabricate(config, scores=scores, **others)
@@ -62,16 +67,16 @@ def test_a_win_rate_is_the_mean_score():
 def test_seeds_are_paired_and_a_seed_of_only_one_entry_is_left_out():
     for seed in (1, 2, 3):
         finish("tiny", (0.0, 0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0), seed, texts=TEXTS)
-    finish("b", (1.0,) * 9, 1, 2)
-    finish("b", (1.0,) * 8 + (0.0,), 3)
-    finish("tiny", (1.0,) * 9, 4)
+    finish("b", WON, 1, 2)
+    finish("b", (*WON[:8], 0.0), 3)
+    finish("tiny", WON, 4)
     assert pair_of("tiny", "b").comparison.by_seed == pytest.approx([8 / 9, 8 / 9, 7 / 9])
     assert pair_of("b", "tiny").comparison.by_seed == pytest.approx([-8 / 9, -8 / 9, -7 / 9])
 
 
 def test_two_single_runs_are_compared_whatever_their_seeds():
-    finish("tiny", (0.0,) * 9, 1, texts=TEXTS)
-    finish("b", (1.0,) * 9, 2)
+    finish("tiny", LOST, 1, texts=TEXTS)
+    finish("b", WON, 2)
     assert pair_of("tiny/1", "b/2").comparison.by_seed == (1.0,)
 
 
@@ -86,10 +91,11 @@ def test_too_many_posts_without_a_verdict_give_no_difference():
 
 
 def test_a_difference_between_the_same_texts_is_not_significant():
-    finish("tiny", (0.0,) * 9, 1)
-    finish("b", (1.0,) * 9, 1)
+    finish("tiny", LOST, 1)
+    finish("b", WON, 1)
     pair = pair_of("tiny/1", "b/1")
-    assert (pair.changes.identical, pair.changes.summaries) == (9, 9)
+    assert pair.changes.identical == 9
+    assert pair.changes.summaries == 9
     assert pair.comparison.p_value == 1.0
 
 
@@ -105,7 +111,7 @@ def test_a_difference_between_the_same_texts_is_not_significant():
         ("unjudged", "unjudged", "unjudged"),
     ],
 )
-def test_a_verdict_changes(before, after, change):
+def test_a_change_of_the_verdict_has_a_name(before, after, change):
     assert change_of(before, after) == change
 
 
@@ -113,9 +119,11 @@ def test_settings_that_differ_have_a_value_for_each_group():
     finish("tiny", A, 1)
     finish("b", B, 1)
     entries, _ = read_entries(["tiny/1", "b/1"])
-    (setting,) = differing_settings({entry.label: entry.runs for entry in entries})
-    assert (setting.name, setting.values) == ("ppo.kl_coef", ("0.05", "0.1"))
-    assert differing_settings({entry.label: entry.runs for entry in entries}, ["ppo"]) == []
+    groups = {entry.label: entry.runs for entry in entries}
+    (setting,) = differing_settings(groups)
+    assert setting.name == "ppo.kl_coef"
+    assert setting.values == ("0.05", "0.1")
+    assert differing_settings(groups, ["ppo"]) == []
 
 
 @pytest.mark.parametrize(
@@ -136,10 +144,11 @@ def test_labels_tell_entries_apart(texts, labels):
 
 def test_a_seed_without_the_policy_is_left_out():
     finish("tiny", A, 1, 2)
-    summaries = stage_folder(make_config("tiny", seed=2), "win_rate") / "manifest.json"
-    manifest = json.loads(summaries.read_text())
+    path = stage_folder(make_config("tiny", seed=2), "win_rate") / "manifest.json"
+    manifest = json.loads(path.read_text())
     del manifest["results"]["policies"]["ppo"]
-    summaries.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(manifest))
+
     entries, left_out = read_entries(["tiny:ppo", "tiny:sft"])
     assert [entry.seeds for entry in entries] == [[1], [1, 2]]
     assert left_out == ["tiny has no policy ppo in seed 2."]
@@ -148,7 +157,6 @@ def test_a_seed_without_the_policy_is_left_out():
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ([], "name two or more"),
         (["tiny:ppo"], "name two or more"),
         (["tiny/1", "tiny/1:ppo"], "are all tiny/1:ppo"),
         (["tiny/1", "tiny/9"], "seed 9 of tiny has not finished"),
@@ -165,8 +173,12 @@ def test_entries_that_cannot_be_compared_are_refused_in_one_line(capsys, texts, 
     finish("b", B, 2)
     config = make_config("tiny", name="b", seed=2, overrides=("ppo.kl_coef=0.1",))
     path = stage_folder(config, "summaries") / "ppo.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_lines(path)
     rows[3]["query"] = NASTY + " More."
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["--runs", *texts] if texts else []
-    assert message in refused_by(capsys, compare_page.main, *options)
+    write_rows(path, rows)
+
+    assert message in refused_by(capsys, compare_page.main, "--runs", *texts)
+
+
+def test_without_entries_the_command_says_what_to_name(capsys):
+    assert "name two or more" in refused_by(capsys, compare_page.main)

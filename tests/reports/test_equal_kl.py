@@ -1,4 +1,4 @@
-"""Algorithms compared where their lines over the square root of KL overlap."""
+"""Algorithms are compared where their lines over the square root of KL overlap."""
 
 import pytest
 
@@ -9,16 +9,23 @@ from reports.verdicts import Word
 from tests.lib.algorithm_points import POSTS, PPO, RLOO, line, lines
 
 
-def names_and_words(points):
-    """Each pair with its verdict."""
-    return [(pair.name, pair.verdict.word if pair.verdict else None) for pair in pairs_of(points)]
+def verdict_words(points):
+    """The verdict on each pair of algorithms, by the pair's name; every pair must have one."""
+    words = {}
+    for pair in pairs_of(points):
+        assert pair.verdict is not None
+        words[pair.name] = pair.verdict.word
+    return words
 
 
 def test_two_lines_are_compared_where_both_are_over_the_root_of_kl():
     """By hand: over roots 1.5 to 2 the first rises from 0.6 to 0.8 and the other stays at 0.4."""
     points = line("ppo", 0.4, 0.8) + line("rloo", 0.4, 0.4, kls=(2.25, 9))
+
     (overlap,), seeds = overlaps_of(points, "ppo", "rloo")
-    assert (overlap.kl_from, overlap.kl_to) == pytest.approx((2.25, 4.0))
+
+    assert overlap.kl_from == pytest.approx(2.25)
+    assert overlap.kl_to == pytest.approx(4.0)
     assert overlap.difference(lambda point: point.win_rate) == pytest.approx(0.3)
     assert seeds == 1
 
@@ -27,11 +34,13 @@ def test_lines_without_a_kl_in_common_are_not_compared():
     points = line("ppo", 0.4, 0.8, kls=(1, 2)) + line("rloo", 0.4, 0.4, kls=(3, 9))
     assert overlaps_of(points, "ppo", "rloo") == ([], 1)
     (pair,) = pairs_of(points)
-    assert (pair.comparison, pair.verdict) == (None, None)
+    assert pair.comparison is None
+    assert pair.verdict is None
 
 
 def test_an_algorithm_with_one_point_has_no_line():
-    assert pairs_of(PPO + line("dpo", 0.9, kls=(2,)) + line("sft", 0.5, kls=(0,))) == []
+    single_points = line("dpo", 0.9, kls=(2,)) + line("sft", 0.5, kls=(0,))
+    assert pairs_of(PPO + single_points) == []
 
 
 def test_the_difference_over_posts_has_the_same_weights():
@@ -49,28 +58,31 @@ def test_the_difference_over_posts_has_the_same_weights():
 def test_an_algorithm_is_better_if_posts_and_seeds_show_it():
     (pair,) = pairs_of(PPO + RLOO)
     assert pair.name == "RLOO minus PPO"
-    assert pair.verdict is not None
-    assert pair.verdict.interval is not None
-    assert pair.verdict.word == Word.BETTER
-    assert pair.verdict.interval_is_over == "seeds"
-    assert pair.verdict.p_value == pytest.approx(0.0131, abs=1e-4)
-    interval = pair.verdict.interval
-    assert (interval.low, interval.high) == pytest.approx((0.0252, 0.0748), abs=1e-4)
+    verdict = pair.verdict
+    assert verdict is not None
+    assert verdict.word is Word.BETTER
+    assert verdict.p_value == pytest.approx(0.0131, abs=1e-4)
+    assert verdict.interval_is_over == "seeds"
+    assert verdict.interval is not None
+    assert verdict.interval.low == pytest.approx(0.0252, abs=1e-4)
+    assert verdict.interval.high == pytest.approx(0.0748, abs=1e-4)
 
 
 def test_seeds_that_disagree_are_inconclusive():
-    assert names_and_words(PPO + lines("rloo", 0.76, 0.85, 0.86)) == [
-        ("RLOO minus PPO", Word.INCONCLUSIVE)
-    ]
+    words = verdict_words(PPO + lines("rloo", 0.76, 0.85, 0.86))
+    assert words == {"RLOO minus PPO": Word.INCONCLUSIVE}
 
 
 def test_p_values_are_corrected_for_all_pairs():
     """Of three pairs 0.0131 becomes 0.039, which is below 0.05, and of six 0.079."""
-    three = PPO + lines("grpo", 0.8, 0.8, 0.8) + RLOO
-    words = [word for _, word in names_and_words(three)]
-    assert words.count(Word.BETTER) == 2
-    six = three + lines(BEST_OF_N, 0.8, 0.8, 0.8)
-    assert Word.BETTER not in [word for _, word in names_and_words(six)]
+    three_algorithms = PPO + lines("grpo", 0.8, 0.8, 0.8) + RLOO
+    four_algorithms = three_algorithms + lines(BEST_OF_N, 0.8, 0.8, 0.8)
+
+    words_of_three_pairs = list(verdict_words(three_algorithms).values())
+    words_of_six_pairs = list(verdict_words(four_algorithms).values())
+
+    assert words_of_three_pairs.count(Word.BETTER) == 2
+    assert Word.BETTER not in words_of_six_pairs
 
 
 def test_one_seed_gives_no_verdict():
@@ -80,9 +92,14 @@ def test_one_seed_gives_no_verdict():
 
 
 def test_pairs_with_fewer_seeds_do_not_lead():
-    best = lines(BEST_OF_N, 0.5, 0.5, 0.5, kls=(21, 24))
-    best[0:2] = line(BEST_OF_N, 0.5, 0.5, seed=0)
-    pairs = pairs_of(PPO + RLOO + best + lines("grpo", 0.1, 0.1, 0.1, kls=(30, 31)))
+    """Best-of-n reaches the others' KL in one seed, and Dr.GRPO in none."""
+    best_of_n = line(BEST_OF_N, 0.5, 0.5, seed=0)
+    best_of_n += line(BEST_OF_N, 0.5, 0.5, seed=1, kls=(21, 24))
+    best_of_n += line(BEST_OF_N, 0.5, 0.5, seed=2, kls=(21, 24))
+    grpo = lines("grpo", 0.1, 0.1, 0.1, kls=(30, 31))
+
+    pairs = pairs_of(PPO + RLOO + best_of_n + grpo)
+
     assert [(pair.name, pair.compared_seeds) for pair in pairs[:3]] == [
         ("RLOO minus PPO", 3),
         ("best-of-n minus PPO", 1),
@@ -104,16 +121,19 @@ def test_the_gold_score_is_compared_at_equal_kl_too():
 
 def test_every_difference_is_the_first_algorithm_minus_the_second():
     """RLOO wins 5 points less often than PPO, and 10 points less often than GRPO."""
-    (first, second, third) = pairs_of(
-        PPO + lines("rloo", 0.74, 0.75, 0.76) + lines("grpo", 0.84, 0.85, 0.86)
-    )
-    assert (first.name, second.name) == ("Dr.GRPO minus PPO", "RLOO minus PPO")
-    assert (first.mean, second.mean) == pytest.approx((0.05, -0.05))
-    assert third.name == "Dr.GRPO minus RLOO"
-    assert third.mean == pytest.approx(0.10)
+    rloo = lines("rloo", 0.74, 0.75, 0.76)
+    grpo = lines("grpo", 0.84, 0.85, 0.86)
+
+    pairs = pairs_of(PPO + rloo + grpo)
+
+    assert [pair.name for pair in pairs] == [
+        "Dr.GRPO minus PPO",
+        "RLOO minus PPO",
+        "Dr.GRPO minus RLOO",
+    ]
+    assert [pair.mean for pair in pairs] == pytest.approx([0.05, -0.05, 0.10])
 
 
 def test_an_algorithm_that_wins_less_often_than_ppo_is_worse():
-    assert names_and_words(PPO + lines("rloo", 0.74, 0.75, 0.76)) == [
-        ("RLOO minus PPO", Word.WORSE)
-    ]
+    words = verdict_words(PPO + lines("rloo", 0.74, 0.75, 0.76))
+    assert words == {"RLOO minus PPO": Word.WORSE}

@@ -1,4 +1,4 @@
-"""How numbers change with the size of the model."""
+"""The change of a number with the size of the model."""
 
 import numpy as np
 import pytest
@@ -28,30 +28,43 @@ def test_a_fit_is_the_line_and_interval_of_another_library():
     parameters = [1e5, 2e5, 1e6, 3e6, 5e6]
     means = [0.30, 0.33, 0.48, 0.50, 0.61]
     line = stats.linregress(np.log10(parameters), means)
-    half = stats.t.ppf(0.975, 3) * line.stderr
-    found = fit(parameters, means)
-    assert found is not None
-    slope, r_squared = found
-    expected = (line.slope, line.slope - half, line.slope + half)
-    assert (slope.estimate, slope.low, slope.high) == pytest.approx(expected)
+    half_width = stats.t.ppf(0.975, 3) * line.stderr
+
+    fitted = fit(parameters, means)
+
+    assert fitted is not None
+    slope, r_squared = fitted
+    assert slope.estimate == pytest.approx(line.slope)
+    assert slope.low == pytest.approx(line.slope - half_width)
+    assert slope.high == pytest.approx(line.slope + half_width)
     assert r_squared == pytest.approx(line.rvalue**2)
 
 
 def test_a_rise_beyond_both_ranges_is_a_rise(runs):
+    """PPO wins 30 and 40% in the seeds of the first size and 60 and 64% in those of the second,
+    each with 3 points to each side.
+    """
     ppo, *_ = growth(runs_by_label(two_sizes()))
-    # Seeds of 30 and 40%, then 60 and 64%, with 3 points to each side.
+
     assert ppo.smallest is not None
+    assert ppo.smallest.estimate == pytest.approx(0.35)
+    assert ppo.smallest.low == pytest.approx(0.27)
+    assert ppo.smallest.high == pytest.approx(0.43)
     assert ppo.largest is not None
-    smallest = (ppo.smallest.estimate, ppo.smallest.low, ppo.smallest.high)
-    largest = (ppo.largest.estimate, ppo.largest.low, ppo.largest.high)
-    assert smallest == pytest.approx((0.35, 0.27, 0.43))
-    assert largest == pytest.approx((0.62, 0.57, 0.67))
-    assert (ppo.rising_steps, ppo.steps, ppo.are_apart, ppo.is_higher) == (1, 1, True, True)
+    assert ppo.largest.estimate == pytest.approx(0.62)
+    assert ppo.largest.low == pytest.approx(0.57)
+    assert ppo.largest.high == pytest.approx(0.67)
+    assert ppo.steps == 1
+    assert ppo.rising_steps == 1
+    assert ppo.are_apart
+    assert ppo.is_higher
 
 
 def test_equal_rates_do_not_rise(runs):
     _, sft, *_ = growth(runs_by_label(two_sizes()))
-    assert (sft.rising_steps, sft.are_apart, sft.per_tenfold) == (0, False, None)
+    assert sft.rising_steps == 0
+    assert sft.are_apart is False
+    assert sft.per_tenfold is None
 
 
 def test_a_size_with_an_unjudged_seed_has_no_range(runs):

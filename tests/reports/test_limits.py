@@ -1,4 +1,4 @@
-"""When a limitation is worth a line."""
+"""A limitation is listed only if a run's numbers call for it."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +10,17 @@ from reports.results import Interval
 
 
 def run_judged_by(judge, checkpoint, policies=("sft",), released="", is_llm=True) -> Any:
+    training = None
+    if checkpoint:
+        training = SimpleNamespace(checkpoint=checkpoint)
+    settings = {}
+    if released:
+        settings["released"] = {"policy": released}
     return SimpleNamespace(
         judge=SimpleNamespace(name=judge, is_llm=is_llm),
-        training=SimpleNamespace(checkpoint=checkpoint) if checkpoint else None,
+        training=training,
         policies=dict.fromkeys(policies),
-        settings={"released": {"policy": released}} if released else {},
+        settings=settings,
     )
 
 
@@ -45,19 +51,29 @@ EVEN = Interval(estimate=0.52, low=0.49, high=0.55)
 @pytest.mark.parametrize(
     ("win_rate", "at_length", "is_length"),
     [(BEATS, EVEN, True), (BEATS, BEATS, False), (EVEN, EVEN, False), (None, None, False)],
+    ids=["gone at equal length", "stays", "no lead", "no rates"],
 )
 def test_a_lead_is_length_if_it_is_gone_at_equal_length(win_rate, at_length, is_length):
     assert limits.lead_is_length(policy_with(win_rate, at_length)) == is_length
 
 
-def test_poor_critics_are_counted_over_the_seeds_of_a_run():
-    def run(name, below, updates, used) -> Any:
-        critic = SimpleNamespace(below_zero=below, updates=updates, used=used)
-        return SimpleNamespace(name=name, critic=critic)
+def run_with_critic(name, below_zero, used) -> Any:
+    """A run of four updates, with the number of those whose critic was poor or used."""
+    critic = SimpleNamespace(below_zero=below_zero, updates=4, used=used)
+    return SimpleNamespace(name=name, critic=critic)
 
-    runs = [run("gated", 2, 4, 1), run("gated", 4, 4, 0), run("good", 0, 4, 4)]
+
+def test_poor_critics_are_counted_over_the_seeds_of_a_run():
+    runs = [
+        run_with_critic("gated", below_zero=2, used=1),
+        run_with_critic("gated", below_zero=4, used=0),  # another seed
+        run_with_critic("good", below_zero=0, used=4),
+    ]
     (row,) = limits.poor_critics(runs)
-    assert (row.name, row.below_zero, row.updates, row.used) == ("gated", 6, 8, 1)
+    assert row.name == "gated"
+    assert row.below_zero == 6
+    assert row.updates == 8
+    assert row.used == 1
 
 
 def run_with_kl_target(name, **ppo) -> Any:

@@ -1,4 +1,4 @@
-"""The ranking of given summaries claims no more than the comparisons show."""
+"""The ranking of existing summaries claims no more than the comparisons show."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,44 +10,49 @@ from reports import outputs
 from reports.results import Difference, Interval, interval_from
 
 
-def judged_systems(said) -> Any:
-    """A run that judged some systems; `said`: system -> the verdicts on each post, both orders."""
-    rows = [
-        {"policy": policy, "id": str(post), "order": order, "verdict": verdict}
-        for policy, posts in said.items()
-        for post, both in enumerate(posts)
-        for order, verdict in zip(("policy_first", "reference_first"), both, strict=True)
-    ]
-    post_of = {row["id"]: row["id"] for row in rows}
-    written = {
-        policy: [{"id": post, "summary": "one two", "reference": "three"} for post in post_of]
-        for policy in said
-    }
-    wins = rates_of(
-        written=written,
-        judgements=rows,
-        scores=post_scores(rows),
-        post_of=post_of,
+def rows_of_verdicts(verdicts: dict[str, list[tuple[str, str]]]) -> list[dict[str, str]]:
+    """The judge's rows: for each system and post the verdicts in the two orders."""
+    rows = []
+    for system, posts in verdicts.items():
+        for post, (policy_first, reference_first) in enumerate(posts):
+            row = {"policy": system, "id": str(post)}
+            rows.append(row | {"order": "policy_first", "verdict": policy_first})
+            rows.append(row | {"order": "reference_first", "verdict": reference_first})
+    return rows
+
+
+def judged_systems(verdicts: dict[str, list[tuple[str, str]]]) -> Any:
+    """A run that judged some systems with these verdicts on each post, in both orders."""
+    judgements = rows_of_verdicts(verdicts)
+    posts = {row["id"]: row["id"] for row in judgements}
+    summaries = [{"id": post, "summary": "one two", "reference": "three"} for post in posts]
+    results = rates_of(
+        written=dict.fromkeys(verdicts, summaries),
+        judgements=judgements,
+        scores=post_scores(judgements),
+        post_of=posts,
         judge_kind="facts",
     )
+
     policies = {}
-    for name, row in wins["policies"].items():
+    for name, row in results["policies"].items():
         rate = Interval(estimate=row["win_rate"], low=row["low"], high=row["high"])
         policies[name] = SimpleNamespace(name=name, title=name, win_rate=rate)
+
     differences = []
-    for pair, row in wins["differences"].items():
+    for pair, row in results["differences"].items():
         policy, other = names_of_pair(pair)
-        differences.append(
-            Difference(
-                policy=policy,
-                other=other,
-                interval=interval_from(row),
-                p_value=row["p_value"],
-                identical=0.0,
-            )
+        difference = Difference(
+            policy=policy,
+            other=other,
+            interval=interval_from(row),
+            p_value=row["p_value"],
+            identical=0.0,
         )
+        differences.append(difference)
+
     stages = {
-        "win_rate": SimpleNamespace(results=wins),
+        "win_rate": SimpleNamespace(results=results),
         "summaries": SimpleNamespace(results={}),
     }
     return SimpleNamespace(policies=policies, differences=differences, stages=stages)
@@ -77,18 +82,19 @@ def test_equal_systems_are_inseparable():
 
 def test_the_best_of_twelve_equal_systems_seldom_beats_the_references():
     """The judge answers at random. Of 12 such systems, the best one's own interval is above 50% in
-    a quarter of the data sets; Holm's correction keeps even one claim, above or below, to 5%.
+    a quarter of the data sets. Holm's correction limits even one claim, above or below, to 5%.
     """
     rng = np.random.default_rng(5)
     claims = 0
-    uncorrected = 0
+    claims_without_correction = 0
     for _ in range(20):
-        verdicts = ["policy", "reference"]
-        said = {f"s{number}": rng.choice(verdicts, (12, 2)).tolist() for number in range(12)}
-        leader = leader_of(outputs.ranking(judged_systems(said)))
+        verdicts = {}
+        for number in range(12):
+            verdicts[f"s{number}"] = rng.choice(["policy", "reference"], (12, 2)).tolist()
+        leader = leader_of(outputs.ranking(judged_systems(verdicts)))
         claims += leader.is_better
-        uncorrected += leader.policy.win_rate.is_above(0.5)
-    assert uncorrected >= 3
+        claims_without_correction += leader.policy.win_rate.is_above(0.5)
+    assert claims_without_correction >= 3
     assert claims <= 2
 
 

@@ -1,4 +1,4 @@
-"""Our numbers next to the paper's: fabricated Pythia runs of three sizes."""
+"""Our numbers are compared with the paper's; the runs are fabricated, of three Pythia sizes."""
 
 from math import isinf, sqrt
 
@@ -32,17 +32,22 @@ def test_differences_from_the_paper_have_welchs_interval():
     ours = [0.70, 0.72, 0.75]
     theirs = [0.7292, 0.7113, 0.7051, 0.7487]
     bounds = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
+    mean = float(np.mean(theirs))
     deviation = float(np.std(theirs, ddof=1))
-    found = welch(ours, mean=float(np.mean(theirs)), deviation=deviation, count=4)
-    expected = (np.mean(ours) - np.mean(theirs), bounds.low, bounds.high)
-    assert (found.estimate, found.low, found.high) == pytest.approx(expected)
+
+    difference = welch(ours, mean=mean, deviation=deviation, count=4)
+
+    assert difference.estimate == pytest.approx(np.mean(ours) - np.mean(theirs))
+    assert difference.low == pytest.approx(bounds.low)
+    assert difference.high == pytest.approx(bounds.high)
 
 
 def test_one_seed_of_ours_is_one_more_draw_from_the_papers():
-    half = stats.t.ppf(0.975, 3) * 0.0190 * sqrt(1 + 1 / 4)
-    found = welch([0.70], mean=0.72, deviation=0.0190, count=4)
-    expected = (-0.02, -0.02 - half, -0.02 + half)
-    assert (found.estimate, found.low, found.high) == pytest.approx(expected)
+    half_width = stats.t.ppf(0.975, 3) * 0.0190 * sqrt(1 + 1 / 4)
+    difference = welch([0.70], mean=0.72, deviation=0.0190, count=4)
+    assert difference.estimate == pytest.approx(-0.02)
+    assert difference.low == pytest.approx(-0.02 - half_width)
+    assert difference.high == pytest.approx(-0.02 + half_width)
 
 
 def test_one_seed_next_to_a_mean_without_spread_has_no_bounds():
@@ -68,11 +73,8 @@ def test_verdicts_on_a_number_of_the_paper_of_72_percent(difference, verdict):
 
 
 def test_every_size_of_the_paper_has_its_nine_numbers(runs):
-    assert {size: len(row.numbers) for size, row in compared().items()} == {
-        "1b": 9,
-        "2.8b": 9,
-        "6.9b": 9,
-    }
+    counts = {size: len(row.numbers) for size, row in compared().items()}
+    assert counts == {"1b": 9, "2.8b": 9, "6.9b": 9}
 
 
 def test_the_papers_own_rates_are_reproduced(runs):
@@ -111,12 +113,17 @@ def test_other_settings_than_the_papers_are_named(runs):
 
 def test_built_in_posts_are_not_compared(runs):
     fabricate(make_config("tiny"))
-    (row,) = compare_with_paper(runs_by_label(find_all(["tiny"])[0]))
+    runs_of_size, _ = find_all(["tiny"])
+    (row,) = compare_with_paper(runs_by_label(runs_of_size))
     assert row.why_not == "another model on other data"
 
 
 def test_a_rate_with_too_many_unjudged_posts_is_not_compared(runs):
     fabricate(make_config("pythia-1b"), judge=ONLINE, unjudged=0.05)
-    (row,) = compare_with_paper(runs_by_label(find_all(["pythia-1b"])[0]))
-    assert "ppo_win_rate" not in {number.key for number in row.numbers}
-    assert "sft_win_rate" in {number.key for number in row.numbers}
+    runs_of_size, _ = find_all(["pythia-1b"])
+
+    (row,) = compare_with_paper(runs_by_label(runs_of_size))
+
+    keys = {number.key for number in row.numbers}
+    assert "ppo_win_rate" not in keys
+    assert "sft_win_rate" in keys

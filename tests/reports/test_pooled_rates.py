@@ -15,41 +15,46 @@ def rate(estimate: float, half: float = 0.03) -> Interval:
 
 
 def pooled(rates: list[Interval]) -> Interval:
-    found = pool(rates)
-    assert found is not None
-    return found.interval
+    """The interval of the rates of some seeds, which must have one."""
+    result = pool(rates)
+    assert result is not None
+    return result.interval
 
 
 def test_seeds_without_uncertainty_over_posts_have_students_interval():
     values = [0.5389, 0.2224, 0.1973, 0.6179]
-    found = pooled([rate(value, half=0.0) for value in values])
-    expected = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
-    assert (found.low, found.high) == pytest.approx(expected)
+    interval = pooled([rate(value, half=0.0) for value in values])
+    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert interval.low == pytest.approx(low)
+    assert interval.high == pytest.approx(high)
 
 
 def test_seeds_that_agree_keep_the_uncertainty_over_posts():
-    found = pooled([rate(0.6)] * 5)
-    assert (found.low, found.high) == pytest.approx((0.57, 0.63))
+    interval = pooled([rate(0.6)] * 5)
+    assert interval.low == pytest.approx(0.57)
+    assert interval.high == pytest.approx(0.63)
 
 
 def test_both_sources_of_uncertainty_are_added():
     # Seeds 0.60 to 0.66: s^2 / k = (0.002 / 3) / 4 = 1 / 6000. Posts: 0.0392 / 1.96 = 0.02.
     # Degrees of freedom 3 * (1 / 6000 + 0.0004)^2 / (1 / 6000)^2 = 34.68.
-    found = pooled([rate(value, half=0.0392) for value in (0.6, 0.62, 0.64, 0.66)])
+    interval = pooled([rate(value, half=0.0392) for value in (0.6, 0.62, 0.64, 0.66)])
     half = stats.t.ppf(0.975, 34.68) * sqrt(1 / 6000 + 0.0004)
-    assert found.high - found.low == pytest.approx(2 * half, rel=1e-3)
+    assert interval.high - interval.low == pytest.approx(2 * half, rel=1e-3)
 
 
 def test_a_pooled_rate_is_cut_at_100_percent():
-    found = pooled([rate(value, half=0.0392) for value in (0.94, 0.96, 0.98, 1.0)])
+    interval = pooled([rate(value, half=0.0392) for value in (0.94, 0.96, 0.98, 1.0)])
     half = stats.t.ppf(0.975, 34.68) * sqrt(1 / 6000 + 0.0004)
-    assert (found.low, found.high) == pytest.approx((0.97 - half, 1.0), rel=1e-3)
+    assert interval.low == pytest.approx(0.97 - half, rel=1e-3)
+    assert interval.high == 1.0
 
 
 def test_uncertainty_over_posts_never_narrows_the_interval_of_the_seeds():
-    found = pooled([rate(value, half=0.0392) for value in (0.6, 0.64)])
-    expected = stats.t.interval(0.95, 1, 0.62, stats.sem([0.6, 0.64]))
-    assert (found.low, found.high) == pytest.approx(expected)
+    interval = pooled([rate(value, half=0.0392) for value in (0.6, 0.64)])
+    low, high = stats.t.interval(0.95, 1, 0.62, stats.sem([0.6, 0.64]))
+    assert interval.low == pytest.approx(low)
+    assert interval.high == pytest.approx(high)
 
 
 def test_one_seed_has_the_interval_of_its_posts():
@@ -66,8 +71,8 @@ def test_the_pooled_interval_covers_the_truth_where_seeds_and_posts_vary():
     for _ in range(400):
         post = rng.normal(0, 0.02)  # the same posts for all seeds
         values = 0.6 + post + rng.normal(0, 0.03, size=3)
-        found = pooled([rate(float(value), half=0.0392) for value in values])
-        covered += found.low <= 0.6 <= found.high
+        interval = pooled([rate(float(value), half=0.0392) for value in values])
+        covered += interval.low <= 0.6 <= interval.high
     assert 0.93 <= covered / 400 <= 1
 
 

@@ -198,17 +198,22 @@ COMMITTED = ROOT / GENERATED
 FRONT = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = FRONT.split("\n## Results, and how far to trust them\n")[1].split("\n## ")[0]
 FINDINGS = (ROOT / "reports/FINDINGS.md").read_text(encoding="utf-8").split("\n## ")[1:]
-WITHOUT_NUMBERS = re.compile(r"!?\[[^\]]*\]\([^)]*\)|```.*?```|`[^`]*`|<!-- .*? -->", re.DOTALL)
+NOT_PROSE = re.compile(r"!?\[[^\]]*\]\([^)]*\)|```.*?```|`[^`]*`|<!-- .*? -->", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.-])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])")
 LEVEL = 95.0  # of every interval
 
 
 def test_every_published_file_is_recorded_with_its_hash():
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in COMMITTED.glob("*.json")]
-    recorded = {name: hash_ for record in records for name, hash_ in record["files"].items()}
-    published = {path for path in COMMITTED.iterdir() if path.suffix in (".md", ".svg")}
-    published.remove(COMMITTED / INDEX)
-    assert {path.name: file_hash(path) for path in published} == recorded
+    recorded: dict[str, str] = {}
+    for path in COMMITTED.glob("*.json"):
+        recorded.update(json.loads(path.read_text(encoding="utf-8"))["files"])
+
+    published = {}
+    for path in COMMITTED.iterdir():
+        if path.suffix in (".md", ".svg") and path.name != INDEX:
+            published[path.name] = file_hash(path)
+
+    assert published == recorded
 
 
 def test_the_published_index_lists_the_published_pages():
@@ -217,11 +222,12 @@ def test_the_published_index_lists_the_published_pages():
 
 @pytest.mark.parametrize("section", [RESULTS, *FINDINGS])
 def test_every_number_of_a_result_is_on_a_page_that_its_section_links_to(section):
-    known = {LEVEL}
+    on_pages = {LEVEL}
     for stem in re.findall(r"\((?:reports/)?generated/([\w.-]+)\.md\)", section):
-        known |= set(numbers_in((COMMITTED / f"{stem}.md").read_text(encoding="utf-8")))
-    prose = WITHOUT_NUMBERS.sub(" ", section)
-    assert [number for number in NUMBER.findall(prose) if not is_rounding(number, known)] == []
+        on_pages.update(numbers_in((COMMITTED / f"{stem}.md").read_text(encoding="utf-8")))
+    prose = NOT_PROSE.sub(" ", section)
+    missing = [number for number in NUMBER.findall(prose) if not is_rounding(number, on_pages)]
+    assert missing == []
 
 
 def numbers_in(text: str) -> Iterator[float]:
@@ -232,13 +238,13 @@ def numbers_in(text: str) -> Iterator[float]:
         yield number * {"": 1, "K": 1e3, "M": 1e6}[unit]
 
 
-def is_rounding(text: str, known: set[float]) -> bool:
-    """Whether a number as written is a rounding of a known one, its percentage or its millions."""
+def is_rounding(text: str, numbers: set[float]) -> bool:
+    """Whether a number as written is a rounding of one of the numbers, in percent or millions."""
     value = float(text.replace(",", ""))
     digits = len(text.partition(".")[2])
     tolerance = 0.5 * 10**-digits + 1e-9
-    return any(
-        abs(scaled - value) <= tolerance
-        for number in known
-        for scaled in (number, 100 * number, number / 1e6)
-    )
+    for number in numbers:
+        for scaled in (number, 100 * number, number / 1e6):
+            if abs(scaled - value) <= tolerance:
+                return True
+    return False

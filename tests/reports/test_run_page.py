@@ -1,4 +1,4 @@
-"""The page of a run says what the stages found, about fabricated runs."""
+"""The page of a run says what the results of its stages say; the runs are fabricated."""
 
 import html
 import json
@@ -70,11 +70,17 @@ class ReadPage:
 
 
 def write_page(config=None, **changes):
-    """The Markdown of a fabricated run's page."""
-    config = config or make_config("tiny")
+    """Fabricate a run and write its page; the page's Markdown."""
+    if config is None:
+        config = make_config("tiny")
     fabricate(config, **changes)
     run_page.write_report(config)
     return (stage_folder(config, "report") / f"{config.name}-seed{config.seed}.md").read_text()
+
+
+def written_headline():
+    """What the terminal shows about the page of the preset tiny."""
+    return (stage_folder(make_config("tiny"), "report") / "headline.txt").read_text()
 
 
 def in_one_line(text):
@@ -104,8 +110,10 @@ def test_the_page_opens_with_the_answer_and_its_scope(places, ppo, answer):
     markdown = write_page(ppo=ppo)
     opening = in_one_line(markdown.split("\n\n")[1])
     assert opening.startswith(answer)
-    scope = 'Judge: the offline rule "facts", not an LLM; one seed; built-in posts; a model without'
-    assert opening.endswith(f"{scope} pretraining.")
+    assert opening.endswith(
+        'Judge: the offline rule "facts", not an LLM; one seed; built-in posts; a model without'
+        " pretraining."
+    )
 
 
 def test_the_title_gives_both_win_rates(page):
@@ -114,44 +122,37 @@ def test_the_title_gives_both_win_rates(page):
 
 
 def test_score_and_kl_come_before_the_table_and_limitations_before_the_folds(page):
-    places = [
-        page.markdown.index(text)
-        for text in (
-            "-score-and-kl-1.svg",
-            "| SFT |",
-            "-win-rate.svg",
-            "## Limitations",
-            "<details>",
-        )
-    ]
+    texts = ("-score-and-kl-1.svg", "| SFT |", "-win-rate.svg", "## Limitations", "<details>")
+    places = [page.markdown.index(text) for text in texts]
     assert places == sorted(places)
 
 
-def test_the_tables_show_the_numbers_of_the_manifests(page):
-    wins = page.results["win_rate"]["policies"]
-    summaries = page.results["summaries"]["policies"]
-    below = section(page.markdown, "The summaries")
-    for policy in ("sft", "ppo"):
-        rate = wins[policy]
-        written = summaries[policy]
-        bounds = f"[{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
-        counts = f"| {rate['wins']} / {rate['ties']} / {rate['losses']} |"
-        win_rate = f"{100 * rate['win_rate']:.1f}% {bounds}"
-        assert f"| {policy.upper()} | {win_rate} |" in page.markdown
-        assert counts in page.markdown
-        numbers = f"| {written['rougeL']:.3f} | {written['tokens']:.1f} |"
-        assert f"| {policy.upper()} {numbers}" in below
-        assert win_rate in page.headline
-        assert f"{written['rougeL']:.3f}" in page.headline
+@pytest.mark.parametrize("policy", ["sft", "ppo"])
+def test_the_tables_show_the_numbers_of_the_manifests(page, policy):
+    rate = page.results["win_rate"]["policies"][policy]
+    written = page.results["summaries"]["policies"][policy]
+    percent = f"{100 * rate['win_rate']:.1f}%"
+    bounds = f"[{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
+    rouge = f"{written['rougeL']:.3f}"
+    tokens = f"{written['tokens']:.1f}"
+    title = policy.upper()
+
+    assert f"| {title} | {percent} {bounds} |" in page.markdown
+    assert f"| {rate['wins']} / {rate['ties']} / {rate['losses']} |" in page.markdown
+    assert f"| {title} | {rouge} | {tokens} |" in section(page.markdown, "The summaries")
+    assert f"{percent} {bounds}" in page.headline
+    assert rouge in page.headline
 
 
 def test_the_headline_fits_a_terminal_and_ends_with_the_path(page):
     *lines, path = page.headline.splitlines()
     assert max(len(line) for line in lines) <= 80
     assert path == str(page.folder / f"{STEM}.html")
-    assert (
-        "PPO compared with SFT: better (+21.8 points [+17.8, +25.8] of win rate)." in page.headline
-    )
+
+
+def test_the_headline_has_the_gain_over_sft(page):
+    line = "PPO compared with SFT: better (+21.8 points [+17.8, +25.8] of win rate)."
+    assert line in page.headline
 
 
 def test_the_gain_over_sft_is_a_verdict(places):
@@ -165,7 +166,7 @@ def test_the_gain_over_sft_is_a_verdict(places):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "text"),
     [
         ({"unjudged": 0.015}, "1.5% of PPO's posts have no verdict"),
         ({"unjudged": 0.015}, "between 62.1% and 63.6%"),
@@ -178,30 +179,26 @@ def test_the_gain_over_sft_is_a_verdict(places):
         ({"accuracy": 0.51}, "The reward model is not significantly better than chance"),
     ],
 )
-def test_numbers_that_disappoint_are_said_plainly(places, changes, said):
-    assert said in in_one_line(write_page(**changes))
+def test_disappointing_numbers_are_stated_plainly(places, changes, text):
+    assert text in in_one_line(write_page(**changes))
 
 
 def test_the_terminal_shows_the_same_limitations_as_the_page(places):
     markdown = write_page(unjudged=0.015, first=0.584)
-    listed = markdown.split("## Limitations")[1].split("\n## ")[0]
-    terminal = in_one_line(
-        (stage_folder(make_config("tiny"), "report") / "headline.txt").read_text()
-    )
-    notes = [line.removeprefix("- ") for line in listed.splitlines() if line.startswith("- ")]
-    assert len(notes) >= 4
-    for note in notes:
-        assert in_one_line(note.replace("**", "")) in terminal
+    headline = in_one_line(written_headline())
+
+    limitations = markdown.split("## Limitations")[1].split("\n## ")[0]
+    items = [line for line in limitations.splitlines() if line.startswith("- ")]
+    assert len(items) >= 4
+    for item in items:
+        text = item.removeprefix("- ").replace("**", "")
+        assert in_one_line(text) in headline
 
 
 def test_a_rate_with_too_much_unjudged_is_shown_nowhere(places):
     markdown = write_page(unjudged=0.05)
-    folder = stage_folder(make_config("tiny"), "report")
-    for text in (
-        markdown,
-        (folder / f"{STEM}.html").read_text(),
-        (folder / "headline.txt").read_text(),
-    ):
+    html_page = (stage_folder(make_config("tiny"), "report") / f"{STEM}.html").read_text()
+    for text in (markdown, html_page, written_headline()):
         assert "(5.0% unjudged)" in text
         assert "63.0%" not in text
         assert "+21.8" not in text
@@ -210,13 +207,11 @@ def test_a_rate_with_too_much_unjudged_is_shown_nowhere(places):
 
 def test_a_judge_that_fails_a_control_is_flagged_on_the_first_screen(places):
     markdown = write_page(controls_pass=False)
-    failed = (
-        "**The judge failed its checks:** it does not reliably prefer the reference to the post's"
-    )
-    assert "**The judge failed its checks.**" in markdown.split("\n\n")[1]
-    assert failed in in_one_line(markdown)
-    headline = (stage_folder(make_config("tiny"), "report") / "headline.txt").read_text()
-    assert failed.replace("**", "") in in_one_line(headline)
+    opening = markdown.split("\n\n")[1]
+    reason = "it does not reliably prefer the reference to the post's"
+    assert "**The judge failed its checks.**" in opening
+    assert f"**The judge failed its checks:** {reason}" in in_one_line(markdown)
+    assert f"The judge failed its checks: {reason}" in in_one_line(written_headline())
 
 
 def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):
@@ -225,35 +220,51 @@ def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):
 
 
 def test_proxy_up_and_gold_down_is_called_over_optimization():
-    rose = Interval(estimate=1.0, low=0.5, high=1.5)
-    fell = Interval(estimate=-1.0, low=-1.5, high=-0.5)
-    row = ScoreRow(name="ppo", title="PPO", proxy=None, gold=None, proxy_gain=rose, gold_gain=fell)
-    assert (row.proxy_moved, row.gold_moved, row.is_over_optimized) == ("rose", "fell", True)
+    row = ScoreRow(
+        name="ppo",
+        title="PPO",
+        proxy=None,
+        gold=None,
+        proxy_gain=Interval(estimate=1.0, low=0.5, high=1.5),
+        gold_gain=Interval(estimate=-1.0, low=-1.5, high=-0.5),
+    )
+    assert row.proxy_moved == "rose"
+    assert row.gold_moved == "fell"
+    assert row.is_over_optimized
 
 
 def test_each_difference_is_minus_the_policy_that_comes_first(places):
     fabricate(make_config("tiny"))
     run = load_run(make_config("tiny"))
     (difference,) = run.differences
-    turned = replace(run, differences=(difference.turned,))
-    assert turned.ordered_differences == run.ordered_differences == [difference]
-    assert (difference.policy, difference.other) == ("ppo", "sft")
+    assert difference.policy == "ppo"
+    assert difference.other == "sft"
+    assert run.ordered_differences == [difference]
+
+    reversed_run = replace(run, differences=(difference.turned,))
+    assert reversed_run.ordered_differences == [difference]
 
 
 # -- what is folded --------------------------------------------------------------------------------
 
 
-def test_every_rate_is_next_to_the_raw_one(page):
-    statistics = page.results["win_rate"]["policies"]["ppo"]["statistics"]
-    judge = section(page.markdown, "The judge")
-    for key in ("raw", "order_balanced", "length_controlled", "shown_first", "shown_second"):
-        rate = statistics[key]
-        written = (
-            f"{100 * rate['estimate']:.1f}% [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
-        )
-        assert written in judge
-    assert "91.2%" in judge  # same verdict after a swap
-    assert "| PPO minus SFT | +21.8 [+17.8, +25.8] | &lt; 0.001 |" in judge
+@pytest.mark.parametrize(
+    "key", ["raw", "order_balanced", "length_controlled", "shown_first", "shown_second"]
+)
+def test_every_kind_of_win_rate_is_shown(page, key):
+    rate = page.results["win_rate"]["policies"]["ppo"]["statistics"][key]
+    bounds = f"[{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
+    assert f"{100 * rate['estimate']:.1f}% {bounds}" in section(page.markdown, "The judge")
+
+
+def test_the_judges_consistency_is_shown(page):
+    same_verdict_after_a_swap = "91.2%"
+    assert same_verdict_after_a_swap in section(page.markdown, "The judge")
+
+
+def test_the_difference_from_sft_is_shown_with_its_p_value(page):
+    row = "| PPO minus SFT | +21.8 [+17.8, +25.8] | &lt; 0.001 |"
+    assert row in section(page.markdown, "The judge")
 
 
 def test_each_control_is_shown_with_its_result(page):
@@ -266,24 +277,50 @@ def test_an_uncalibrated_judge_is_said_to_be_so(page):
     assert "`make judge-calibration`" in section(page.markdown, "Calibration of the judge")
 
 
-def test_a_calibration_is_shown_for_the_judge_it_was_made_with(places):
+def test_a_calibration_of_another_judge_is_not_shown(places):
     config = make_config("tiny")
     fabricate(config)
-    another = config.changed(judge=JudgeSettings(kind="openai", model="another"))
-    calibrated(another, flags=["no"])
+    other_judge = config.changed(judge=JudgeSettings(kind="openai", model="another"))
+    calibrated(other_judge, flags=["no"])
     assert load_run(config).calibration is None
 
+
+@pytest.fixture
+def calibrated_page(places):
+    """The Markdown of a page whose judge was calibrated and failed a check."""
+    config = make_config("tiny")
+    fabricate(config)
+    other_judge = config.changed(judge=JudgeSettings(kind="openai", model="another"))
+    calibrated(other_judge, flags=["no"])
     calibrated(config, flags=["it agrees with the labels on 51.0%"])
     run_page.write_report(config)
-    markdown = (stage_folder(config, "report") / f"{STEM}.md").read_text()
-    assert "**The judge failed its checks:** it agrees with the labels on 51.0%" in markdown
-    calibration = section(markdown, "Calibration of the judge")
+    return (stage_folder(config, "report") / f"{STEM}.md").read_text()
+
+
+def test_a_judge_that_failed_its_calibration_is_a_limitation(calibrated_page):
+    line = "**The judge failed its checks:** it agrees with the labels on 51.0%"
+    assert line in calibrated_page
+
+
+def test_the_calibration_of_the_judge_is_shown_with_the_agreement_of_people(calibrated_page):
+    calibration = section(calibrated_page, "Calibration of the judge")
     assert "| agreement where it decides | 75.0% [72.0, 78.0] |" in calibration
     assert "72 to 77%" in calibration
-    (other,) = [x for x in calibration.splitlines() if x.startswith(f"| {OFFLINE['name']} |")]
-    assert re.findall(r"([-+\d.]+)(?:%?) \[", other) == ["90.0", "+0.0", "0.80", "100.0", "90.0"]
-    # Judged right on 9 of 10 labels of each kind, a raw 0.5 stays 0.5.
-    assert "| SFT | 41.2% | 50.0% [" in calibration.split("corrected win rate")[1]
+
+
+def test_the_calibration_of_another_judge_is_a_row_next_to_it(calibrated_page):
+    calibration = section(calibrated_page, "Calibration of the judge")
+    start = f"| {OFFLINE['name']} |"
+    (row,) = [line for line in calibration.splitlines() if line.startswith(start)]
+    estimates = re.findall(r"([-+\d.]+)%? \[", row)
+    assert estimates == ["90.0", "+0.0", "0.80", "100.0", "90.0"]
+
+
+def test_a_win_rate_is_corrected_for_the_judges_errors(calibrated_page):
+    """Of a judge that is right on 9 of 10 labels of each kind, a raw 0.5 stays 0.5."""
+    calibration = section(calibrated_page, "Calibration of the judge")
+    _, _, corrected = calibration.partition("corrected win rate")
+    assert "| SFT | 41.2% | 50.0% [" in corrected
 
 
 def corrected_rates(config) -> dict[str, Any]:
@@ -319,64 +356,80 @@ def test_policies_are_in_the_order_of_the_stages(places):
 
 def test_every_number_that_ppo_logs_has_a_curve(places, monkeypatch):
     fabricate(make_config("tiny"))
-    folder = stage_folder(make_config("tiny"), "ppo")
-    rows = [
-        row | {"mine/new_metric": row["step"] / 2} for row in read_lines(folder / "metrics.jsonl")
-    ]
-    write_rows(folder / "metrics.jsonl", rows)
+    metrics_file = stage_folder(make_config("tiny"), "ppo") / "metrics.jsonl"
+    rows = read_lines(metrics_file)
+    for row in rows:
+        row["mine/new_metric"] = row["step"] / 2
+    write_rows(metrics_file, rows)
+
     drawn: set[str] = set()
+    draw_lines = plots.lines
 
     def record_lines(title, unit, lines, is_share=False):
         drawn.update(line.curve.key for line in lines)
-        return real_lines(title, unit, lines, is_share)
+        return draw_lines(title, unit, lines, is_share)
 
-    real_lines = plots.lines
     monkeypatch.setattr("reports.curves.lines", record_lines)
     gradient_figures(load_run(make_config("tiny")), "ppo")
+
     logged = set(rows[0]) - NOT_DRAWN
     assert len(logged) > 20
     assert drawn == logged
 
 
-def test_what_the_critic_logs_is_absent_from_a_run_without_one(places):
-    """RLOO in the place of PPO: everything but what a critic has."""
-    run = rloo_run()
-    values = run_page.page_values(run)
+def remove_critic_metrics(metrics_file):
+    """Leave out of each row what only an algorithm with a critic logs."""
+    (critic,) = [group for group in GRADIENT_GROUPS if group.name == "critic"]
+    critic_keys = {key for metric in critic.metrics for key in metric.keys}
+    rows = read_lines(metrics_file)
+    for row in rows:
+        for key in critic_keys & row.keys():
+            del row[key]
+    write_rows(metrics_file, rows)
+
+
+@pytest.fixture
+def rloo_run(places):
+    """A finished run whose policy was trained with RLOO instead of PPO."""
+    from reports import results
+
+    config = make_config("tiny")
+    fabricate(config)
+    rloo = stage_folder(config, "ppo").with_name("rloo")
+    shutil.copytree(stage_folder(config, "ppo"), rloo)
+    remove_critic_metrics(rloo / "metrics.jsonl")
+
+    summaries = stage_folder(config, "summaries")
+    win_rate = stage_folder(config, "win_rate")
+    shutil.move(summaries / "ppo.jsonl", summaries / "rloo.jsonl")
+    replace_text(win_rate / "post_scores.jsonl", '"ppo"', '"rloo"')
+    replace_text(summaries / "manifest.json", '"ppo', '"rloo')
+    replace_text(win_rate / "manifest.json", '"ppo', '"rloo')
+
+    folders = {stage: stage_folder(config, stage) for stage in STAGES if stage != "ppo"}
+    folders["rloo"] = rloo
+    return results._read_run(config, folders)
+
+
+def replace_text(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_the_page_of_a_run_without_a_critic_does_not_mention_one(rloo_run):
+    values = run_page.page_values(rloo_run)
     markdown = render.fill("run.md", "x", **values, is_public=False).markdown
     assert "RLOO **beats** the reference summaries" in markdown
     assert "optimized the policy with RLOO for 7,680 episodes" in markdown
     assert "| RLOO |" in section(markdown, "The summaries")
     assert "x-rloo-reward-1.svg" in markdown
     assert "critic" not in section(markdown, "Learning curves")
-    assert "PPO" not in markdown.split("## Settings")[0].replace("PPO amplifies", "")
-    assert "RLOO" in run_page.terminal_text(run, run.stages["rloo"].folder / "x.html")
+    before_settings, _, _ = markdown.partition("## Settings")
+    assert "PPO" not in before_settings.replace("PPO amplifies", "")
 
 
-def rloo_run():
-    """A finished run whose policy RLOO trained in PPO's place."""
-    config = make_config("tiny")
-    fabricate(config)
-    folders = {stage: stage_folder(config, stage) for stage in ("ppo", "summaries", "win_rate")}
-    rloo = folders["ppo"].with_name("rloo")
-    (critic,) = [group for group in GRADIENT_GROUPS if group.name == "critic"]
-    critic_keys = {key for metric in critic.metrics for key in metric.keys}
-    shutil.copytree(folders["ppo"], rloo)
-    rows = read_lines(rloo / "metrics.jsonl")
-    write_rows(
-        rloo / "metrics.jsonl",
-        [{key: value for key, value in row.items() if key not in critic_keys} for row in rows],
-    )
-    shutil.move(folders["summaries"] / "ppo.jsonl", folders["summaries"] / "rloo.jsonl")
-    scores = folders["win_rate"] / "post_scores.jsonl"
-    scores.write_text(scores.read_text().replace('"ppo"', '"rloo"'))
-    for stage in ("summaries", "win_rate"):
-        path = folders[stage] / "manifest.json"
-        path.write_text(path.read_text().replace('"ppo', '"rloo'))
-
-    from reports import results
-
-    stages = {stage: stage_folder(config, stage) for stage in STAGES if stage != "ppo"}
-    return results._read_run(config, stages | {"rloo": rloo})
+def test_the_terminal_names_the_algorithm_of_the_run(rloo_run):
+    page_path = rloo_run.stages["rloo"].folder / "x.html"
+    assert "RLOO" in run_page.terminal_text(rloo_run, page_path)
 
 
 def test_settings_are_next_to_the_presets_and_the_defaults(places):
@@ -434,12 +487,17 @@ def test_a_critic_below_a_constant_is_a_limitation(places):
     fabricate(config)
     warm_up = config.ppo.critic_updates
     rows = [
-        {"step": warm_up + step, "val/explained_variance": value}
-        for step, value in enumerate((-0.5, 0.25, 0.5), start=1)
+        {"step": warm_up + 1, "val/explained_variance": -0.5},
+        {"step": warm_up + 2, "val/explained_variance": 0.25},
+        {"step": warm_up + 3, "val/explained_variance": 0.5},
     ]
     write_rows(stage_folder(config, "ppo") / "metrics.jsonl", rows)
+
     (critic,) = limits.poor_critics([load_run(config)])
-    assert (critic.name, critic.below_zero, critic.updates) == ("tiny", 1, 3)
+
+    assert critic.name == "tiny"
+    assert critic.below_zero == 1
+    assert critic.updates == 3
 
 
 # -- what the page is made of ----------------------------------------------------------------------
@@ -449,9 +507,11 @@ def test_the_html_loads_nothing_and_has_no_script(page):
     assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in page.html
     assert not re.search(r"<(link|iframe|object|script|img)\b", page.html)
     assert not re.search(r"@import|https?://(?!www\.w3\.org)", page.html)
-    ids = re.findall(
-        r'<[^>]* id="([^"]*)"', re.sub(r"<defs>.*?</defs>", "", page.html, flags=re.DOTALL)
-    )
+
+
+def test_no_two_elements_of_the_html_have_the_same_id(page):
+    without_definitions = re.sub(r"<defs>.*?</defs>", "", page.html, flags=re.DOTALL)
+    ids = re.findall(r'<[^>]* id="([^"]*)"', without_definitions)
     assert len(ids) == len(set(ids))
 
 
@@ -474,9 +534,11 @@ def test_control_characters_of_a_post_are_on_no_page(places, monkeypatch):
 
 
 def test_every_figure_of_the_markdown_page_is_a_file_next_to_it(page):
-    named = re.findall(r'src="([^"]+\.svg)"', page.markdown)
-    assert len(named) == len(set(named)) > 20
-    assert all((page.folder / name).exists() for name in named)
+    names = re.findall(r'src="([^"]+\.svg)"', page.markdown)
+    assert len(names) > 20
+    assert len(names) == len(set(names))
+    for name in names:
+        assert (page.folder / name).exists()
     assert not list(page.folder.glob("*.partial"))
 
 
@@ -491,11 +553,14 @@ def test_numbers_json_has_the_typed_results_in_full_precision(page):
 def test_two_pages_of_the_same_run_are_equal_byte_for_byte(page, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
     fabricate(make_config("tiny"))
-    run_page.write_report(make_config("tiny"))
-    first = (read_manifest(stage_folder(make_config("tiny"), "report")) or {})["outputs"]
-    run_page.write_report(make_config("tiny"))
-    second = (read_manifest(stage_folder(make_config("tiny"), "report")) or {})["outputs"]
-    assert first == second
+
+    def hashes_of_page():
+        run_page.write_report(make_config("tiny"))
+        manifest = read_manifest(stage_folder(make_config("tiny"), "report"))
+        assert manifest is not None
+        return manifest["outputs"]
+
+    assert hashes_of_page() == hashes_of_page()
 
 
 def test_folders_and_servers_of_the_user_are_not_on_the_page(places):
@@ -514,9 +579,9 @@ def test_folders_and_servers_of_the_user_are_not_on_the_page(places):
 
 def test_the_public_page_is_without_other_peoples_texts(places):
     config = make_config("tiny").changed(data=Data(source="../posts"))
-    own = write_page(config)
+    private = write_page(config)
     public = (stage_folder(config, "report") / "public" / f"{STEM}.md").read_text()
-    assert "the aunt" in own
+    assert "the aunt" in private
     assert "the aunt" not in public
     assert "no heading" not in public
     assert "My aunt sold my lamp." in public  # the policy's own words
@@ -551,13 +616,16 @@ def test_the_html_shows_what_the_markdown_says(page):
 def test_differences_are_read_in_the_direction_in_which_they_were_measured(places):
     config = make_config("tiny")
     results = fabricate(config)
-    gap = results["win_rate"]["differences"]["ppo-sft"]
-    turned = gap | {"estimate": -gap["estimate"], "low": -gap["high"], "high": -gap["low"]}
+    gain = results["win_rate"]["differences"]["ppo-sft"]
+    loss = gain | {"estimate": -gain["estimate"], "low": -gain["high"], "high": -gain["low"]}
     path = stage_folder(config, "win_rate") / "manifest.json"
     manifest = json.loads(path.read_text())
-    manifest["results"]["differences"] = {"sft-ppo": turned}
+    manifest["results"]["differences"] = {"sft-ppo": loss}
     path.write_text(json.dumps(manifest))
+
     (difference,) = load_run(config).differences
-    assert (difference.policy, difference.other) == ("sft", "ppo")
+
+    assert difference.policy == "sft"
+    assert difference.other == "ppo"
     assert difference.interval is not None
-    assert difference.interval.estimate == -gap["estimate"]
+    assert difference.interval.estimate == -gain["estimate"]

@@ -1,4 +1,4 @@
-"""The page about sizes: what it answers, what it names, and what it refuses."""
+"""The page about sizes: its answer, its tables, its limitations and its refusals."""
 
 from dataclasses import replace
 
@@ -51,6 +51,7 @@ def row_of(page: str, *beginning: str) -> list[str]:
 
 
 def with_rate(size: SizeResult, low: float, high: float) -> SizeResult:
+    """A size in which PPO's win rate has this interval."""
     interval = Interval(estimate=(low + high) / 2, low=low, high=high)
     rate = Pooled(interval=interval, seeds=2)
     ppo = replace(size.policies["ppo"], win_rate=rate)
@@ -58,29 +59,30 @@ def with_rate(size: SizeResult, low: float, high: float) -> SizeResult:
 
 
 @pytest.mark.parametrize(
-    ("small_beats", "large_beats", "holds_from"),
+    ("low_of_small", "low_of_large", "holds_from"),
     [
-        (False, True, "1M"),
-        (True, True, "100K"),
-        (True, False, ""),
-        (False, False, ""),
+        (0.45, 0.55, "1M"),
+        (0.55, 0.55, "100K"),
+        (0.55, 0.45, ""),
+        (0.45, 0.45, ""),
     ],
+    ids=["the larger one", "both", "the smaller one", "none"],
 )
-def test_the_title_says_from_which_size_on_ppo_beats_the_references(
-    small_beats, large_beats, holds_from
+def test_the_answer_says_from_which_size_on_ppo_beats_the_references(
+    low_of_small, low_of_large, holds_from
 ):
     two_sizes()
     small, large = sizes_of("tiny-s", "tiny")
-    small = with_rate(small, 0.55 if small_beats else 0.45, 0.65)
-    large = with_rate(large, 0.55 if large_beats else 0.45, 0.65)
-    answer = scaling.answer([small, large], trained="ppo")
+    sizes = [with_rate(small, low_of_small, 0.65), with_rate(large, low_of_large, 0.65)]
+    answer = scaling.answer(sizes, trained="ppo")
     assert answer.holds_from == holds_from
 
 
 def test_the_answer_names_the_other_sizes_by_their_outcome():
     two_sizes()
     small, large = sizes_of("tiny-s", "tiny")
-    answer = scaling.answer([with_rate(small, 0.2, 0.4), with_rate(large, 0.4, 0.6)], "ppo")
+    sizes = [with_rate(small, 0.2, 0.4), with_rate(large, 0.4, 0.6)]
+    answer = scaling.answer(sizes, trained="ppo")
     assert answer.others == {Outcome.LOSES: ("100K",), Outcome.INCONCLUSIVE: ("1M",)}
     assert not answer.is_same_at_equal_length
 
@@ -88,15 +90,15 @@ def test_the_answer_names_the_other_sizes_by_their_outcome():
 def test_rates_below_50_percent_at_every_size_do_not_reach_the_references():
     two_sizes()
     sizes = [with_rate(size, 0.2, 0.4) for size in sizes_of("tiny-s", "tiny")]
-    assert scaling.answer(sizes, "ppo").is_below_everywhere
+    assert scaling.answer(sizes, trained="ppo").is_below_everywhere
 
 
 def test_a_size_without_a_rate_at_equal_length_is_not_called_inconclusive_there():
     two_sizes()
     small, large = sizes_of("tiny-s", "tiny")
     ppo = replace(small.policies["ppo"], at_equal_length=None)
-    small = replace(small, policies={**small.policies, "ppo": ppo})
-    answer = scaling.answer([small, large], "ppo")
+    without_length = replace(small, policies={**small.policies, "ppo": ppo})
+    answer = scaling.answer([without_length, large], trained="ppo")
     assert answer.at_equal_length == {Outcome.INCONCLUSIVE: ("1M",)}
     assert answer.without_equal_length == ("100K",)
 
@@ -113,10 +115,10 @@ def test_two_wide_seeds_show_nothing():
 def test_the_first_page_of_the_study_says_where_ppo_won_and_which_seeds_collapsed():
     page = page_of(*pythia_study())
     assert page.startswith("# PPO beats the references from 2.78B parameters on, at 2 of 3 sizes")
-    assert (
+    collapsed = (
         "- **1.01B, seed 44413 collapsed:** PPO has a win rate of 19.7%, its SFT model 32.9%."
-        in page
     )
+    assert collapsed in page
     assert row_of(page, "1.01B")[1] == "inconclusive"
     assert row_of(page, "1.01B")[-1] == "2 of 4, 2 collapsed"
     assert row_of(page, "2.78B")[1] == "beats the references"
@@ -296,11 +298,16 @@ def test_the_built_in_ladder_is_known_with_the_name_of_its_study(names, study):
         ("scaling", ["tiny"], "scaling-tiny"),
         ("scaling", ["pythia-1b", "pythia-6.9b"], "scaling-pythia-1b-pythia-6.9b"),
         ("compare", ["tiny/1:ppo", "tiny:sft"], "compare-tiny-1-ppo-tiny-sft"),
-        ("scaling", ["a-name-that-is-longer-than-any-list-of-names"], None),
+        (
+            "scaling",
+            ["a-name-that-is-longer-than-any-list-of-names"],
+            "scaling-a-name-that-is-longer-than-any-list-of-names",
+        ),
     ],
+    ids=["one run", "two runs", "entries", "a long name"],
 )
 def test_a_page_is_called_after_its_runs(kind, names, stem):
-    assert stem_about(kind, names) == (stem or f"scaling-{names[0]}")
+    assert stem_about(kind, names) == stem
 
 
 def test_a_long_list_of_names_is_cut_and_stays_different():

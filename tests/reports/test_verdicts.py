@@ -30,17 +30,17 @@ UNCLEAR = comparison(0.05, -0.05, 0.0, posts=(-0.02, 0.02), p_over_posts=0.9)
 @pytest.mark.parametrize(("sign", "word"), [(1, Word.BETTER), (-1, Word.WORSE)])
 def test_a_difference_that_posts_and_seeds_show_is_better_or_worse(sign, word):
     posts = sorted((sign * 0.08, sign * 0.16))
-    found = verdict(comparison(sign * 0.10, sign * 0.12, sign * 0.14, posts=posts))
+    result = verdict(comparison(sign * 0.10, sign * 0.12, sign * 0.14, posts=posts))
 
-    assert found.word is word
+    assert result.word is word
     # t = 0.12 / (0.02 / sqrt(3)); with two degrees of freedom p = 1 - t / sqrt(t^2 + 2).
     t = 0.12 / (0.02 / sqrt(3))
-    assert found.p_value == pytest.approx(1 - t / sqrt(t**2 + 2))
+    assert result.p_value == pytest.approx(1 - t / sqrt(t**2 + 2))
 
 
 def test_a_difference_within_three_points_for_posts_and_seeds_is_no_difference():
-    found = verdict(comparison(0.01, -0.01, 0.0, posts=(-0.015, 0.015), p_over_posts=0.9))
-    assert found.word is Word.NO_DIFFERENCE
+    result = verdict(comparison(0.01, -0.01, 0.0, posts=(-0.015, 0.015), p_over_posts=0.9))
+    assert result.word is Word.NO_DIFFERENCE
 
 
 def test_a_difference_that_neither_shows_nor_excludes_is_inconclusive():
@@ -48,49 +48,54 @@ def test_a_difference_that_neither_shows_nor_excludes_is_inconclusive():
 
 
 def test_without_a_win_rate_a_comparison_is_inconclusive():
-    found = verdict(Comparison(over_posts=None, p_over_posts=1.0, by_seed=()))
-    assert (found.word, found.interval, found.p_value) == (Word.INCONCLUSIVE, None, 1.0)
+    result = verdict(Comparison(over_posts=None, p_over_posts=1.0, by_seed=()))
+    assert result.word is Word.INCONCLUSIVE
+    assert result.interval is None
+    assert result.p_value == 1.0
 
 
 def test_a_small_but_clear_difference_is_better_and_not_no_difference():
-    found = verdict(comparison(0.010, 0.012, 0.011, posts=(0.009, 0.013)))
-    assert found.word is Word.BETTER
+    result = verdict(comparison(0.010, 0.012, 0.011, posts=(0.009, 0.013)))
+    assert result.word is Word.BETTER
 
 
 # -- which interval decides ------------------------------------------------------------------------
 
 
 def test_the_interval_over_seeds_decides_if_it_reaches_further_toward_zero():
-    found = verdict(comparison(0.10, 0.12, 0.14, posts=(0.08, 0.16)))
+    result = verdict(comparison(0.10, 0.12, 0.14, posts=(0.08, 0.16)))
 
     half = T2 * 0.02 / sqrt(3)
-    assert found.interval is not None
-    assert found.interval_is_over == "seeds"
-    assert (found.interval.low, found.interval.high) == pytest.approx((0.12 - half, 0.12 + half))
+    assert result.interval is not None
+    assert result.interval_is_over == "seeds"
+    assert result.interval.low == pytest.approx(0.12 - half)
+    assert result.interval.high == pytest.approx(0.12 + half)
 
 
 def test_the_interval_over_posts_decides_if_it_reaches_further_toward_zero():
-    found = verdict(comparison(-0.10, -0.12, -0.14, posts=(-0.25, -0.01)))
-    assert found.interval is not None
-    assert found.interval_is_over == "posts"
-    assert found.interval is not None
-    assert found.interval.high == -0.01
+    result = verdict(comparison(-0.10, -0.12, -0.14, posts=(-0.25, -0.01)))
+    assert result.interval_is_over == "posts"
+    assert result.interval is not None
+    assert result.interval.high == -0.01
 
 
 def test_seeds_that_agree_on_posts_that_do_not_are_inconclusive():
-    found = verdict(comparison(-0.10, -0.12, -0.14, posts=(-0.25, 0.01), p_over_posts=0.06))
-    assert (found.word, found.interval_is_over) == (Word.INCONCLUSIVE, "posts")
+    result = verdict(comparison(-0.10, -0.12, -0.14, posts=(-0.25, 0.01), p_over_posts=0.06))
+    assert result.word is Word.INCONCLUSIVE
+    assert result.interval_is_over == "posts"
 
 
 def test_posts_that_agree_for_seeds_that_do_not_are_inconclusive():
-    found = verdict(comparison(0.01, 0.20, 0.09, posts=(0.08, 0.12)))
-    assert (found.word, found.interval_is_over) == (Word.INCONCLUSIVE, "seeds")
+    result = verdict(comparison(0.01, 0.20, 0.09, posts=(0.08, 0.12)))
+    assert result.word is Word.INCONCLUSIVE
+    assert result.interval_is_over == "seeds"
 
 
 @pytest.mark.parametrize(("low", "word"), [(0.01, Word.BETTER), (-0.01, Word.INCONCLUSIVE)])
 def test_of_a_single_seed_posts_decide(low, word):
-    found = verdict(comparison(0.06, posts=(low, 0.12), p_over_posts=0.01))
-    assert (found.word, found.interval_is_over) == (word, "posts")
+    result = verdict(comparison(0.06, posts=(low, 0.12), p_over_posts=0.01))
+    assert result.word is word
+    assert result.interval_is_over == "posts"
 
 
 # -- no difference: two one-sided tests ------------------------------------------------------------
@@ -101,8 +106,8 @@ def test_of_a_single_seed_posts_decide(low, word):
 )
 def test_over_posts_the_90_percent_interval_has_to_lie_within_the_margin(half, word):
     # The normal quantiles 1.644854 and 1.959964: 0.0357 * 0.83923 = 0.02996, 0.0358 gives 0.03004.
-    found = verdict(comparison(0.0, posts=(-half, half), p_over_posts=1.0))
-    assert found.word is word
+    result = verdict(comparison(0.0, posts=(-half, half), p_over_posts=1.0))
+    assert result.word is word
 
 
 def test_over_seeds_the_90_percent_t_interval_has_to_lie_within_the_margin():
@@ -115,17 +120,17 @@ def test_over_seeds_the_90_percent_t_interval_has_to_lie_within_the_margin():
 
 
 def test_seeds_of_one_difference_leave_the_margin_to_posts():
-    found = verdict(comparison(0.0, 0.0, 0.0, posts=(-0.01, 0.01), p_over_posts=1.0))
-    assert found.word is Word.NO_DIFFERENCE
+    result = verdict(comparison(0.0, 0.0, 0.0, posts=(-0.01, 0.01), p_over_posts=1.0))
+    assert result.word is Word.NO_DIFFERENCE
 
 
 def test_no_difference_has_the_90_percent_interval_that_reaches_further_from_0():
     # t(2) at 95% is 2.919986: 1 - 2.919986 / sqrt(3) = -0.686 points, and 2.686 above.
-    found = verdict(comparison(0.02, 0.0, 0.01, posts=(0.005, 0.015), p_over_posts=0.001))
-    assert found.word is Word.NO_DIFFERENCE
-    assert found.interval_of_90 is not None
-    ends = (found.interval_of_90.low, found.interval_of_90.high)
-    assert ends == pytest.approx((-0.00686, 0.02686), abs=1e-5)
+    result = verdict(comparison(0.02, 0.0, 0.01, posts=(0.005, 0.015), p_over_posts=0.001))
+    assert result.word is Word.NO_DIFFERENCE
+    assert result.interval_of_90 is not None
+    assert result.interval_of_90.low == pytest.approx(-0.00686, abs=1e-5)
+    assert result.interval_of_90.high == pytest.approx(0.02686, abs=1e-5)
 
 
 def test_other_verdicts_have_no_90_percent_interval():
@@ -153,30 +158,39 @@ def test_seeds_agree_if_all_have_the_sign_that_the_posts_show(by_seed, posts, ag
 
 
 def test_p_values_are_corrected_by_holms_steps():
-    singles = [
-        comparison(0.06, posts=(0.01, 0.11), p_over_posts=p_value) for p_value in (0.01, 0.04, 0.03)
-    ]
-    found = verdicts(singles)
+    smallest, largest, middle = verdicts(
+        [
+            comparison(0.06, posts=(0.01, 0.11), p_over_posts=0.01),
+            comparison(0.06, posts=(0.01, 0.11), p_over_posts=0.04),
+            comparison(0.06, posts=(0.01, 0.11), p_over_posts=0.03),
+        ]
+    )
     # The smallest times 3, the next times 2, and never below the one before.
-    assert [row.p_value for row in found] == pytest.approx([0.03, 0.06, 0.06])
-    assert [row.word for row in found] == [Word.BETTER, Word.INCONCLUSIVE, Word.INCONCLUSIVE]
-    assert {row.comparisons for row in found} == {3}
+    assert smallest.p_value == pytest.approx(0.03)
+    assert smallest.word is Word.BETTER
+    assert middle.p_value == pytest.approx(0.06)
+    assert middle.word is Word.INCONCLUSIVE
+    assert largest.p_value == pytest.approx(0.06)
+    assert largest.word is Word.INCONCLUSIVE
+    assert smallest.comparisons == middle.comparisons == largest.comparisons == 3
 
 
 def test_a_difference_is_judged_again_among_all_comparisons():
     # t = 0.10 / (0.01 / sqrt(3)) = 17.32, so p = 1 - sqrt(300 / 302) = 0.0033; times 16: 0.053.
     strong = comparison(0.09, 0.10, 0.11, posts=(0.08, 0.12))
 
-    assert verdicts([strong, *[UNCLEAR] * 14])[0].word is Word.BETTER
-    found = verdicts([strong, *[UNCLEAR] * 15])[0]
+    among_15, *_ = verdicts([strong] + [UNCLEAR] * 14)
+    among_16, *_ = verdicts([strong] + [UNCLEAR] * 15)
 
-    assert found.word is Word.INCONCLUSIVE
-    assert found.p_value == pytest.approx(16 * (1 - sqrt(300 / 302)))
+    assert among_15.word is Word.BETTER
+    assert among_16.word is Word.INCONCLUSIVE
+    assert among_16.p_value == pytest.approx(16 * (1 - sqrt(300 / 302)))
 
 
 def test_a_small_difference_that_the_correction_leaves_unclear_is_no_difference():
     small = comparison(0.009, 0.010, 0.011, posts=(0.008, 0.012))
-    assert verdicts([small, *[UNCLEAR] * 15])[0].word is Word.NO_DIFFERENCE
+    result, *_ = verdicts([small] + [UNCLEAR] * 15)
+    assert result.word is Word.NO_DIFFERENCE
 
 
 def test_the_p_value_over_seeds_is_that_of_students_t():
