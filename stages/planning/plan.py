@@ -164,11 +164,8 @@ def lines_of(args: argparse.Namespace) -> list[str]:
 
     setting = setting_of(config_of(request), devices=devices, sharded=engine == "fsdp2")
     setting = sized(setting, usable_bytes(gpu))
-    lines = [*title_lines(setting, gpu), "", *memory_lines(setting, gpu), ""]
-    lines.append(f"to measure its hours: make sft rm ppo PRESET={request.preset} REHEARSE=1")
-    if request.data or request.overrides:
-        lines.append("with the same DATA and SET")
-    return lines
+    measure = f"to measure its hours: make sft rm ppo PRESET={request.preset} REHEARSE=1"
+    return [*title_lines(setting, gpu), "", *memory_lines(setting, gpu), "", measure]
 
 
 @in_one_line()

@@ -36,11 +36,6 @@ def test_a_plan_is_80_columns_wide():
     assert max(map(len, lines)) <= 80
 
 
-def test_a_plan_of_other_settings_says_that_a_rehearsal_needs_them_too():
-    lines = plan("--preset", "pythia-70m", "--name", "mine", "--set", "ppo.batch_size=256")
-    assert lines[-1] == "with the same DATA and SET"
-
-
 def test_without_gpus_and_engine_a_plan_is_for_those_that_the_preset_is_made_for():
     text = "\n".join(plan("--preset", "pythia-6.9b"))
     assert "8 x h100-80gb, ENGINE=fsdp2" in text
