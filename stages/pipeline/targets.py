@@ -191,7 +191,7 @@ VARIABLES = {
             hint="a run takes SEED",
             is_list=True,
         ),
-        Variable(name="NAME", help="the run's folder below runs/; SET needs one"),
+        Variable(name="NAME", help="the run's folder below runs/; most settings in SET need one"),
         Variable(
             name="SET",
             help="settings: SET='ppo.kl_coef=0.1 sft.epochs=2'",

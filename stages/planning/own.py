@@ -52,6 +52,11 @@ CPU_BATCH = 32
 CPU_EVAL_POSTS = 128
 NORMALIZE_POSTS = 1000
 
+FORUM_QUESTION = (
+    "The LLM judge is asked for the better summary of a forum post. If your responses are something"
+    " else, add judge.prompt=my_prompt.md to SET (docs/change-it.md)."
+)
+
 # Learning rates: those of `smollm2-full` (PPO's is that of our GPU run) for a model of 135 million
 # parameters, and the paper's for one of a billion.
 SMALL_MODEL = 135e6
@@ -62,7 +67,7 @@ LARGE_MODEL_RATE = 3e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The value of a setting, and why."""
+    """The value of a setting, and why, in at most 37 characters: a printed line has 80."""
 
     value: Any
     reason: str
@@ -92,8 +97,10 @@ def with_choices(variables: Mapping[str, str]) -> dict[str, str]:
         choices = {key: choice for key, choice in choices.items() if key not in typed_values}
         print("own chooses these settings, unless you set them:")
         for key, choice in choices.items():
-            print(f"{key:33}{choice.value!s:>8}  {choice.reason}"[:80])
+            print(f"{key:33}{choice.value!s:>8}  {choice.reason}")
         chosen = [f"{key}={choice.value}" for key, choice in choices.items()]
+    if config.judge.kind == "openai" and not config.judge.prompt:
+        print(FORUM_QUESTION)
     return {**variables, "NAME": config.name, "SET": " ".join([*typed, *chosen])}
 
 
@@ -182,18 +189,20 @@ def length_choices(
     query_lengths = torch.cat([split.columns["queries"].lengths() for split in splits])
     query = _length(query_lengths, most=2 * quarter)
     summary = _length(posts.columns["summaries"].lengths(), most=quarter)
-    begins = tokenizer.convert_ids_to_tokens(list(first)) or ["no BOS"]
+    first_words = tokenizer.convert_ids_to_tokens(list(first))
+    bos_reason = f"first token: {first_words[0]}" if first_words else "queries have no BOS"
+    both = Choice(value=query.value + summary.value, reason="query and summary")
     choices = {
-        "base.bos": Choice(value=config.base.bos, reason=f"queries begin with {begins[0]}"),
+        "base.bos": Choice(value=config.base.bos, reason=bos_reason),
         "data.max_query_tokens": query,
         "data.max_summary_tokens": summary,
-        "data.max_query_summary_tokens": Choice(value=query.value + summary.value, reason="both"),
+        "data.max_query_summary_tokens": both,
         "eval.dpo_summary_tokens": Choice(value=summary.value, reason="the same as PPO's"),
     }
     if pairs is not None:
         sides = [pairs.columns[side].lengths() for side in ("chosen", "rejected")]
         answer = _length(torch.cat(sides), most=quarter)
-        both = Choice(value=query.value + answer.value, reason="both")
+        both = Choice(value=query.value + answer.value, reason="query and compared text")
         choices["data.max_comparison_tokens"] = answer
         choices["data.max_query_comparison_tokens"] = both
     return choices
@@ -203,8 +212,7 @@ def _length(lengths: Tensor, most: int) -> Choice:
     quantile = torch.quantile(lengths.double(), QUANTILE, interpolation="higher")
     limit = min(most, int(quantile))
     longer = (lengths > limit).double().mean().item()
-    reason = f"{longer:.1%} are longer, the longest has {int(lengths.max())}"
-    return Choice(value=limit, reason=reason)
+    return Choice(value=limit, reason=f"{longer:.1%} are longer, up to {int(lengths.max())}")
 
 
 def count_choices(rows: Mapping[str, int], has_gpu: bool) -> dict[str, Choice]:
@@ -213,27 +221,39 @@ def count_choices(rows: Mapping[str, int], has_gpu: bool) -> dict[str, Choice]:
     pairs = rows.get(COMPARISONS[0], 0)
     held_out = rows[POSTS[1]]
     eval_posts = held_out if has_gpu else min(held_out, CPU_EVAL_POSTS)
+    normalize_posts = min(posts, NORMALIZE_POSTS)
     choices = {
-        "eval.posts": Choice(value=eval_posts, reason=f"of {held_out:,}"),
-        "normalize.posts": Choice(value=min(posts, NORMALIZE_POSTS), reason=f"of {posts:,}"),
+        "eval.posts": Choice(value=eval_posts, reason=f"of {held_out:,} held-out posts"),
+        "normalize.posts": Choice(value=normalize_posts, reason=f"of {posts:,} training posts"),
+        "sft.batch_size": _supervised_batch(posts),
     }
-
-    largest = {"sft": min(LARGEST_BATCH, posts // ROWS_PER_BATCH)}
     if pairs:
-        largest["rm"] = min(LARGEST_BATCH, pairs // ROWS_PER_BATCH)
-        largest["dpo"] = largest["rm"]
-    for algorithm in ALGORITHMS:
-        largest[algorithm] = min(GPU_BATCH if has_gpu else CPU_BATCH, posts)
+        choices["rm.batch_size"] = _supervised_batch(pairs)
+        choices["dpo.batch_size"] = _supervised_batch(pairs)
 
     updates = GPU_UPDATES if has_gpu else CPU_UPDATES
-    for stage, most in largest.items():
-        batch_size = 2 ** int(math.log2(max(SMALLEST_BATCH, most)))
-        reason = f"a power of 2 from {SMALLEST_BATCH}, to {most} by the rows"
-        choices[f"{stage}.batch_size"] = Choice(value=batch_size, reason=reason)
-        if stage in ALGORITHMS:
-            episodes = Choice(value=updates * batch_size, reason=f"{updates} updates")
-            choices[f"{stage}.total_episodes"] = episodes
+    largest = GPU_BATCH if has_gpu else CPU_BATCH
+    for algorithm in ALGORITHMS:
+        batch = _batch(posts, largest, fewer_rows=f"a power of 2, up to the {posts:,} posts")
+        episodes = Choice(value=updates * batch.value, reason=f"{updates} updates")
+        choices[f"{algorithm}.batch_size"] = batch
+        choices[f"{algorithm}.total_episodes"] = episodes
     return choices
+
+
+def _supervised_batch(rows: int) -> Choice:
+    """A batch of SFT, the reward model or DPO."""
+    fewer_rows = f"a power of 2, up to {1 / ROWS_PER_BATCH:.0%} of {rows:,} rows"
+    return _batch(rows // ROWS_PER_BATCH, LARGEST_BATCH, fewer_rows)
+
+
+def _batch(limit: int, largest: int, fewer_rows: str) -> Choice:
+    """The largest power of two up to `limit` and `largest`; `fewer_rows`: why it is smaller."""
+    if limit >= largest:
+        return Choice(value=largest, reason="the largest that own chooses")
+    if limit < SMALLEST_BATCH:
+        return Choice(value=SMALLEST_BATCH, reason="the smallest that own chooses")
+    return Choice(value=2 ** int(math.log2(limit)), reason=fewer_rows)
 
 
 def rate_choices(parameters: int) -> dict[str, Choice]:
@@ -243,8 +263,11 @@ def rate_choices(parameters: int) -> dict[str, Choice]:
     choices = {}
     for stage, small_rate in SMALL_MODEL_RATES.items():
         rate = float(f"{small_rate ** (1 - share) * LARGE_MODEL_RATE**share:.1e}")
-        reason = (
-            f"{parameters / 1e6:,.0f} M; {small_rate:.0e} to 135 M, {LARGE_MODEL_RATE:.0e} from 1 B"
-        )
+        if share == 0:
+            reason = "for 135M parameters or fewer"
+        elif share == 1:
+            reason = "for 1B parameters or more"
+        else:
+            reason = f"between 135M ({small_rate:.0e}) and 1B ({LARGE_MODEL_RATE:.0e})"
         choices[f"{stage}.learning_rate"] = Choice(value=rate, reason=reason)
     return choices

@@ -11,7 +11,7 @@ from stages.config.command_line import Request, config_of
 from stages.config.errors import UserError
 from stages.config.values import split_overrides
 from stages.pipeline.variables import request_from
-from stages.planning.own import rate_choices, with_choices
+from stages.planning.own import count_choices, rate_choices, with_choices
 from stages.runs.files import write_lines
 from tests.lib.make_stages import run_module
 
@@ -88,6 +88,22 @@ def test_the_rate_of_ppo_falls_with_the_size_of_the_model(parameters, rate):
     assert rate_choices(parameters)["ppo.learning_rate"].value == rate
 
 
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "reason"),
+    [
+        (60, 4, "the smallest that own chooses"),
+        (282, 8, "a power of 2, up to 5% of 282 rows"),  # 14 rows
+        (1279, 32, "a power of 2, up to 5% of 1,279 rows"),
+        (1280, 64, "the largest that own chooses"),
+        (5000, 64, "the largest that own chooses"),
+    ],
+)
+def test_a_batch_has_at_most_a_twentieth_of_the_rows(rows, batch_size, reason):
+    choices = count_choices({"sft_train": rows, "sft_validation": 20}, has_gpu=True)
+    assert choices["sft.batch_size"].value == batch_size
+    assert choices["sft.batch_size"].reason == reason
+
+
 def test_a_gpu_trains_for_more_updates(variables):
     choices = chosen(variables | {"GPU": "h100-80gb"})
     assert choices["ppo.total_episodes"] == str(200 * int(choices["ppo.batch_size"]))
@@ -100,8 +116,31 @@ def test_each_choice_is_printed_with_its_reason(variables, capsys):
     with_choices(variables)
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("data.max_query_tokens")]
-    assert "% are longer, the longest has " in line
+    assert "% are longer, up to " in line
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("parameters", [135e6, 367e6, 8e9])
+@pytest.mark.parametrize("rows", [60, 1279, 1_000_000])
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_every_reason_fits_on_its_line(parameters, rows, has_gpu):
+    splits = {"sft_train": rows, "sft_validation": rows, "comparisons_train": rows}
+    choices = count_choices(splits, has_gpu) | rate_choices(parameters)
+    assert max(len(choice.reason) for choice in choices.values()) <= 37
+
+
+def test_an_llm_judge_with_the_built_in_question_is_pointed_out(variables, capsys):
+    variables["SET"] += " judge.kind=openai"
+    with_choices(variables)
+    assert "add judge.prompt=my_prompt.md to SET" in capsys.readouterr().out
+
+
+def test_no_question_is_suggested_if_you_have_one_or_no_llm_judges(variables, tmp_path, capsys):
+    with_choices(variables)
+    (tmp_path / "mine.md").write_text("{post} {summary_a} {summary_b}")
+    variables["SET"] += f" judge.kind=openai judge.prompt={tmp_path / 'mine.md'}"
+    with_choices(variables)
+    assert "judge.prompt" not in capsys.readouterr().out
 
 
 def test_every_choice_is_a_setting_of_the_run(variables):
