@@ -91,7 +91,7 @@ def with_choices(variables: Mapping[str, str]) -> dict[str, str]:
         choices = {key: choice for key, choice in choices.items() if key not in typed_values}
         print("own chooses these settings, unless you set them:")
         for key, choice in choices.items():
-            print(f"{key:33}{choice.value!s:>8}  {choice.reason}"[:80])
+            print(f"{key:33}{choice.value!s:>8}  {choice.reason}")
         chosen = [f"{key}={choice.value}" for key, choice in choices.items()]
     return {**variables, "NAME": config.name, "SET": " ".join([*typed, *chosen])}
 
@@ -217,33 +217,35 @@ def count_choices(rows: Mapping[str, int], has_gpu: bool) -> dict[str, Choice]:
         "normalize.posts": Choice(value=min(posts, NORMALIZE_POSTS), reason=f"of {posts:,}"),
     }
 
-    largest = {"sft": min(LARGEST_BATCH, posts // ROWS_PER_BATCH)}
+    choices["sft.batch_size"] = _batch(posts, ROWS_PER_BATCH, LARGEST_BATCH)
     if pairs:
-        largest["rm"] = min(LARGEST_BATCH, pairs // ROWS_PER_BATCH)
-        largest["dpo"] = largest["rm"]
-    for algorithm in ALGORITHMS:
-        largest[algorithm] = min(GPU_BATCH if has_gpu else CPU_BATCH, posts)
+        for stage in ("rm", "dpo"):
+            choices[f"{stage}.batch_size"] = _batch(pairs, ROWS_PER_BATCH, LARGEST_BATCH)
 
     updates = GPU_UPDATES if has_gpu else CPU_UPDATES
-    for stage, most in largest.items():
-        batch_size = 2 ** int(math.log2(max(SMALLEST_BATCH, most)))
-        reason = f"a power of 2 from {SMALLEST_BATCH}, to {most} by the rows"
-        choices[f"{stage}.batch_size"] = Choice(value=batch_size, reason=reason)
-        if stage in ALGORITHMS:
-            episodes = Choice(value=updates * batch_size, reason=f"{updates} updates")
-            choices[f"{stage}.total_episodes"] = episodes
+    for stage in ALGORITHMS:
+        batch = _batch(posts, rows_per_batch=1, largest=GPU_BATCH if has_gpu else CPU_BATCH)
+        episodes = Choice(value=updates * batch.value, reason=f"{updates} updates")
+        choices[f"{stage}.batch_size"] = batch
+        choices[f"{stage}.total_episodes"] = episodes
     return choices
+
+
+def _batch(rows: int, rows_per_batch: int, largest: int) -> Choice:
+    """The largest power of two that leaves `rows_per_batch` rows for each row of a batch."""
+    most = max(SMALLEST_BATCH, min(largest, rows // rows_per_batch))
+    reason = f"{rows:,} rows; {SMALLEST_BATCH} to {largest}, a power of 2"
+    return Choice(value=2 ** int(math.log2(most)), reason=reason)
 
 
 def rate_choices(parameters: int) -> dict[str, Choice]:
     """Learning rates between those of two models, by the logarithm of the parameters."""
     share = math.log(parameters / SMALL_MODEL) / math.log(LARGE_MODEL / SMALL_MODEL)
     share = min(1.0, max(0.0, share))
+    size = f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.0f} M"
     choices = {}
     for stage, small_rate in SMALL_MODEL_RATES.items():
         rate = float(f"{small_rate ** (1 - share) * LARGE_MODEL_RATE**share:.1e}")
-        reason = (
-            f"{parameters / 1e6:,.0f} M; {small_rate:.0e} to 135 M, {LARGE_MODEL_RATE:.0e} from 1 B"
-        )
+        reason = f"{size}; {small_rate:.0e} to 135 M, {LARGE_MODEL_RATE:.0e} from 1 B"
         choices[f"{stage}.learning_rate"] = Choice(value=rate, reason=reason)
     return choices

@@ -103,6 +103,10 @@ def test_each_choice_is_printed_with_its_reason(variables, capsys):
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("data.max_query_tokens")]
     assert "% are longer, the longest has " in line
+    (line,) = [line for line in lines if line.startswith("rm.batch_size")]
+    assert line.endswith(" rows; 4 to 64, a power of 2")
+    (line,) = [line for line in lines if line.startswith("ppo.learning_rate")]
+    assert line.endswith("; 1e-05 to 135 M, 3e-06 from 1 B")
     assert max(map(len, lines)) <= 80
 
 

@@ -113,7 +113,9 @@ def test_a_row_with_fewer_seeds_is_marked_everywhere():
 def test_one_seed_of_each_is_a_limitation():
     finish("tiny", LOST, 1, texts=TEXTS)
     finish("b", WON, 2)
-    assert "- One seed of each says nothing about other seeds." in page_of("tiny/1", "b/2")
+    markdown = page_of("tiny/1", "b/2")
+    assert "- One seed of each says nothing about other seeds." in markdown
+    assert "if the 90% interval lies within ±3 points" in markdown
 
 
 def test_too_many_posts_without_a_verdict_allow_no_comparison():
