@@ -191,6 +191,7 @@ def test_five_sizes_have_a_line():
             fabricate(config, ppo=0.3 + step / 10, sft=0.25, size=10 ** (5 + step))
     scaling.write_page(names, judge="")
     page = (about_runs.folder() / "scaling-ladder.md").read_text(encoding="utf-8")
+    assert "| parameters | seeds | verdict | PPO win rate [95%] |" in page
     row = row_of(page, "PPO win rate")
     assert row[2:4] == ["4 of 4", "apart"]
     assert row[4].startswith("+10.0")
