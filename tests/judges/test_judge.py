@@ -107,6 +107,14 @@ def test_the_reward_model_judge_follows_the_recorded_scores():
     assert judge.reply(Comparison("q", "", "ours", "theirs")).choice is None
 
 
+def test_a_reward_function_that_judges_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    settings = ("judge.kind=reward_model", "reward.function=mine:asks", "ppo.critic_init=zero")
+    judge = judge_stage.make_judge(make_config("tiny", name="mine", overrides=settings), {})
+    assert judge.about.name == "reward function mine:asks of this run, not an LLM"
+
+
 def test_the_stage_judges_every_policy_post_and_order_and_says_who_judged(runs, capsys):
     config = make_config("tiny")
     finish_summaries(
