@@ -218,6 +218,16 @@ def test_the_opening_has_the_difference_of_each_policy_from_the_first():
     assert "Compared with PPO (tiny) on the same posts: PPO (b) +100.0 points" in opening
 
 
+def test_the_opening_has_every_number_of_posts():
+    finish("tiny", LOST, 1, texts=TEXTS)
+    finish("b", WON, 1)
+    config = make_config("tiny", name="b", seed=1, overrides=("ppo.kl_coef=0.1",))
+    change_results(config, lambda results: results.update(posts=40))
+    opening = opening_of(page_of("tiny", "b"))
+    assert opening.startswith("On 40 or 600 held-out posts PPO (b) has a win rate of 100.0%")
+    assert "The difference on the posts of both is +100.0 points" in opening
+
+
 def test_the_settings_that_differ_are_named():
     finish("tiny", A, 1, texts=TEXTS)
     finish("b", B, 1)
