@@ -1,6 +1,6 @@
 """The runs of an ablation study: seeds with a result, seeds that failed, and odd settings.
 
-A seed of PPO fails if it ended in an error, or if its win rate is not above that of its own SFT
+A seed fails if PPO ended in an error, or if its win rate is not above that of its own SFT
 model: the interval of the difference, paired by post, does not lie above 0.
 """
 
@@ -20,10 +20,11 @@ from stages.config.config import CUT_BATCHES, SECTIONS, override_of
 from stages.config.errors import UserError
 from stages.config.presets import ABLATIONS, settings_of_ablation
 from stages.config.stages import SHARED_STAGES, first_changed, shared_before
+from stages.rl.algorithms import ALGORITHMS
 from stages.runs.manifest import partial_of
 from stages.runs.run import FAILED
 
-POLICY = "ppo"  # the policy that ablations change
+PPO = "ppo"  # the policy that ablations change
 DEFAULT = "default"
 # Memory settings that only cut batches; they may differ between runs.
 BATCH_SETTINGS = tuple(f"memory.{name}" for name in CUT_BATCHES)
@@ -36,8 +37,9 @@ class Seeds:
     title: str
     """How the page calls the run: an ablation's title, or `default`."""
     run_name: str
+    policy: str = PPO
     runs: tuple[RunResult, ...]
-    """The seeds in which PPO has a win rate."""
+    """The seeds in which the policy has a win rate."""
     ended_in_error: tuple[int, ...]
     left_out: tuple[str, ...]
     """A line about each other seed."""
@@ -45,17 +47,19 @@ class Seeds:
     @property
     def failed(self) -> int:
         """The number of seeds that failed."""
-        return len(self.ended_in_error) + sum(has_failed(run) is True for run in self.runs)
+        failed = [has_failed(run, self.policy) is True for run in self.runs]
+        return len(self.ended_in_error) + sum(failed)
 
     @property
     def tried(self) -> int:
         """The number of seeds of which it is known whether they failed."""
-        return len(self.ended_in_error) + sum(has_failed(run) is not None for run in self.runs)
+        known = [has_failed(run, self.policy) is not None for run in self.runs]
+        return len(self.ended_in_error) + sum(known)
 
     @cached_property
     def entry(self) -> Entry:
-        """PPO in these seeds, for comparisons."""
-        return Entry(name=self.run_name, policy=POLICY, runs=self.runs, label=self.title)
+        """The policy in these seeds, for comparisons."""
+        return Entry(name=self.run_name, policy=self.policy, runs=self.runs, label=self.title)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +101,13 @@ class Oddity:
 
 @dataclass(frozen=True, kw_only=True)
 class AblatedRun:
-    """The runs of one ablation, compared with the default on the same seeds and posts."""
+    """The runs of one ablation, compared with the default on the same seeds and posts.
+
+    Or another algorithm of the default's own runs.
+    """
 
     name: str
+    """Of the ablation or the algorithm."""
     seeds: Seeds
     paired: Paired | None
     """None if no seed has a win rate."""
@@ -125,7 +133,8 @@ class AblationRuns:
         """The default's runs, then those that are compared with them."""
         runs = list(self.default.runs)
         for ablation in self.ablations:
-            runs += ablation.compared_runs
+            if ablation.seeds.policy == PPO:  # an algorithm is in the default's runs
+                runs += ablation.compared_runs
         return runs
 
 
@@ -137,11 +146,14 @@ def names_of_study(base: str) -> list[str]:
     return [name for name in ABLATIONS if (settings_module.RUNS / f"{base}-{name}").is_dir()]
 
 
-def read_study(base: str, names: Sequence[str], judge: str = "") -> AblationRuns:
+def read_study(
+    base: str, names: Sequence[str], algorithms: Sequence[str] = (), judge: str = ""
+) -> AblationRuns:
     """Read the default run and its ablations.
 
-    `judge` is the folder of one judge, if several have judged the runs. Raises UserError if a name
-    is unknown, or if no seed of a run can be compared.
+    `algorithms` are policies of the default run that are compared with its PPO as well, if it has
+    them. `judge` is the folder of one judge, if several have judged the runs. Raises UserError if a
+    name is unknown, or if no seed of a run can be compared.
     """
     if not names:
         raise UserError(f"no ablation is named: choose from {', '.join(ABLATIONS)}")
@@ -160,6 +172,19 @@ def read_study(base: str, names: Sequence[str], judge: str = "") -> AblationRuns
             ablations.append(_compared(name, seeds, default))
     if not ablations:
         raise UserError(f"no seed of an ablation has a win rate: {' '.join(left_out)}")
+
+    for algorithm in algorithms:
+        runs = tuple(run for run in default.runs if has_win_rate(run, algorithm))
+        if runs:
+            seeds = Seeds(
+                title=ALGORITHMS[algorithm].title,
+                run_name=base,
+                policy=algorithm,
+                runs=runs,
+                ended_in_error=(),
+                left_out=(),
+            )
+            ablations.append(_compared(algorithm, seeds, default))
     return AblationRuns(default=default, ablations=tuple(ablations), left_out=tuple(left_out))
 
 
@@ -183,12 +208,13 @@ def read_seeds(name: str, title: str, judge: str) -> Seeds:
         if not any(line.startswith(f"{name} seed{seed} ") for seed in ended):
             left_out.append(line)
     for run in finished:
-        policy = run.policies.get(POLICY)
-        if policy is not None and policy.win_rate is not None:
+        if has_win_rate(run, PPO):
             runs.append(run)
-        else:
-            reason = "too many of its posts have no verdict" if policy else "it has no policy ppo"
-            left_out.append(f"{name} seed{run.seed} is left out: {reason}.")
+            continue
+        reason = "it has no policy ppo"
+        if PPO in run.policies:
+            reason = "too many of its posts have no verdict"
+        left_out.append(f"{name} seed{run.seed} is left out: {reason}.")
     return Seeds(
         title=title,
         run_name=name,
@@ -198,10 +224,15 @@ def read_seeds(name: str, title: str, judge: str) -> Seeds:
     )
 
 
+def has_win_rate(run: RunResult, policy: str) -> bool:
+    """Return whether a run has the policy, and enough verdicts for its win rate."""
+    return policy in run.policies and run.policies[policy].win_rate is not None
+
+
 def _seeds_ended_in_error(name: str) -> list[int]:
     seeds = []
     for folder in sorted((settings_module.RUNS / name).glob("seed*")):
-        stage = folder / POLICY
+        stage = folder / PPO
         if (partial_of(stage) / FAILED).exists() and not stage.exists():
             seeds.append(int(folder.name.removeprefix("seed")))
     return seeds
@@ -218,12 +249,13 @@ def _compared(name: str, seeds: Seeds, default: Seeds) -> AblatedRun:
     paired = None
     oddities: dict[Oddity, list[int]] = {}  # without seeds -> the seeds
     if shared:
-        entry = Entry(name=seeds.run_name, policy=POLICY, runs=shared, label=seeds.title)
+        entry = Entry(name=seeds.run_name, policy=seeds.policy, runs=shared, label=seeds.title)
         # The default has to have these seeds only: two single runs are compared whatever theirs.
         same_seeds = tuple(default_by_seed[run.seed] for run in shared)
-        base = Entry(name=default.run_name, policy=POLICY, runs=same_seeds, label=DEFAULT)
+        base = Entry(name=default.run_name, policy=PPO, runs=same_seeds, label=DEFAULT)
         paired = compare(entry, base)
-        for run in shared:
+        # An algorithm of the default's own runs shares everything but itself with PPO.
+        for run in shared if seeds.policy == PPO else ():
             oddity = _oddity(name, run, default_by_seed[run.seed])
             oddities.setdefault(oddity, []).append(run.seed)
     return AblatedRun(
@@ -246,9 +278,9 @@ def _compared(name: str, seeds: Seeds, default: Seeds) -> AblatedRun:
 # -- failures --------------------------------------------------------------------------------------
 
 
-def has_failed(run: RunResult) -> bool | None:
+def has_failed(run: RunResult, policy: str) -> bool | None:
     """Return whether a seed failed; None if it, or its SFT model, has too many unjudged posts."""
-    difference = run.difference(POLICY, START)
+    difference = run.difference(policy, START)
     if difference is None or difference.interval is None:
         return None
     return difference.interval.low <= 0
@@ -280,8 +312,8 @@ def _oddity(name: str, run: RunResult, default: RunResult) -> Oddity:
     ]
     odd += [key for key, value in wanted.items() if values.get(key) != value]
 
-    inputs = run.stages[POLICY].manifest["inputs"]
-    default_inputs = default.stages[POLICY].manifest["inputs"]
+    inputs = run.stages[PPO].manifest["inputs"]
+    default_inputs = default.stages[PPO].manifest["inputs"]
     shared = shared_stages(name)
     return Oddity(
         seeds=(),

@@ -18,7 +18,7 @@ from eval.stats.hypothesis_tests import holm
 from eval.stats.intervals import mean_of_seeds, seeds_needed
 from reports import about_runs, render
 from reports.ablation_runs import (
-    POLICY,
+    PPO,
     AblatedRun,
     AblationRuns,
     Failures,
@@ -39,6 +39,7 @@ from reports.verdicts import MARGIN, Comparison, Verdict, Word, verdicts
 from stages.config.config import override_of
 from stages.config.error_messages import Parser, in_one_line
 from stages.config.presets import ABLATIONS, GROUPS, ablations_named
+from stages.rl.algorithms import ALGORITHMS
 
 GAIN = 0.9  # the share of the score's gain that ends the pace
 SMOOTHED = 5  # updates whose mean score counts as one
@@ -53,7 +54,7 @@ WORDS = (Word.WORSE, Word.BETTER, Word.INCONCLUSIVE, Word.NO_DIFFERENCE)
 
 @dataclass(frozen=True, kw_only=True)
 class SeedRow:
-    """PPO in one seed."""
+    """PPO, or another algorithm, in one seed."""
 
     seed: int
     difference: float | None
@@ -94,16 +95,20 @@ class StudyRow:
     tokens: Interval | None
     eos_rate: Interval | None
     learning: Learning
+    seconds: float | None
+    """Of training the policy, as a mean over seeds."""
     seeds: tuple[SeedRow, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationRow:
-    """One ablation compared with the default."""
+    """One ablation, or another algorithm, compared with the default."""
 
     numbers: StudyRow
     name: str
     """How the command line calls it."""
+    is_algorithm: bool
+    """Whether it is another algorithm of the default's runs."""
     what: str
     settings: tuple[str, ...]
     """What its runs set: the settings of the ablation, with the values that ran."""
@@ -154,14 +159,14 @@ class Study:
     default_failed: int
     default_tried: int
     ablations: tuple[AblationRow, ...]
-    """In the order of their verdicts, the largest difference first."""
+    """And other algorithms; in the order of their verdicts, the largest difference first."""
 
     def titles(self, word: str) -> list[str]:
-        """Return the titles of the ablations whose verdict is this word."""
-        return [row.title for row in self.rows_with(word)]
+        """Return the titles of the ablations whose verdict is this word, without algorithms."""
+        return [row.title for row in self.rows_with(word) if not row.is_algorithm]
 
     def rows_with(self, word: str) -> list[AblationRow]:
-        """Return the ablations whose verdict is this word."""
+        """Return the ablations and algorithms whose verdict is this word."""
         return [row for row in self.ablations if row.verdict and row.verdict.word.value == word]
 
     @property
@@ -211,8 +216,10 @@ def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "
         names = names_of_study(name) or list(ABLATIONS)
     else:
         names = ablations_named(ablations)
-    runs = read_study(name, names, judge)
-    study = study_of(name, group_of(names), runs)
+    group = group_of(names)
+    algorithms = GROUPS[group].algorithms if group else ()
+    runs = read_study(name, names, algorithms, judge)
+    study = study_of(name, group, runs)
     compared = [ablation.paired.entry for ablation in runs.ablations if ablation.paired]
     path = about_runs.write_page(
         "ablations.md",
@@ -221,6 +228,7 @@ def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "
         runs=runs.all_runs,
         numbers=study,
         study=study,
+        group=GROUPS.get(group),
         has_real_texts=any(run.has_real_texts for run in runs.all_runs),
         is_pretrained=any(run.training and run.training.is_pretrained for run in runs.all_runs),
         differences=differences_figure(study),
@@ -239,9 +247,9 @@ def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "
 
 def group_of(names: Sequence[str]) -> str:
     """Return the group to which all the ablations belong; empty if there is none."""
-    for group, members in GROUPS.items():
-        if set(names) <= set(members):
-            return group
+    for name, group in GROUPS.items():
+        if set(names) <= set(group.ablations):
+            return name
     return ""
 
 
@@ -311,14 +319,24 @@ def _ablation_row(
     changed_summaries = None
     if paired is not None and paired.changes.summaries:
         changed_summaries = 1 - paired.changes.identical / paired.changes.summaries
-    listed = ABLATIONS[ablation.name]
+    is_algorithm = ablation.seeds.policy != PPO
+    if is_algorithm:
+        what = ALGORITHMS[ablation.name].summary
+        settings = []
+        stages_run_again = []
+    else:
+        listed = ABLATIONS[ablation.name]
+        what = listed.what
+        settings = settings_that_ran(listed.settings, ablation.seeds.runs)
+        stages_run_again = own_stages(ablation.name)
     by_seed = paired.comparison.by_seed if paired else ()
     return AblationRow(
         numbers=_study_row(ablation.seeds, ablation.compared_runs, by_seed, default),
         name=ablation.name,
-        what=listed.what,
-        settings=tuple(settings_that_ran(listed.settings, ablation.seeds.runs)),
-        kl_target=_kl_target(ablation.seeds.runs),
+        is_algorithm=is_algorithm,
+        what=what,
+        settings=tuple(settings),
+        kl_target=None if is_algorithm else _kl_target(ablation.seeds.runs),
         verdict=verdict,
         comparison=_comparison(paired) if paired else None,
         has_same_summaries=paired is not None and _has_same_summaries(paired),
@@ -327,7 +345,7 @@ def _ablation_row(
         has_fewer_seeds=len(ablation.compared_runs) < len(default.runs),
         hides_errors=hides_errors,
         seeds_needed=_seeds_needed(verdict, by_seed),
-        own_stages=tuple(own_stages(ablation.name)),
+        own_stages=tuple(stages_run_again),
         oddities=ablation.oddities,
     )
 
@@ -352,7 +370,7 @@ def settings_that_ran(listed: Sequence[str], runs: Sequence[RunResult]) -> list[
 def _kl_target(runs: Sequence[RunResult]) -> float | None:
     """Return the KL that an adaptive coefficient steers to; None if it does not adapt."""
     for run in runs:
-        target = run.settings.get(POLICY, {}).get("kl_target")
+        target = run.settings.get(PPO, {}).get("kl_target")
         if target:
             return float(target)
     return None
@@ -371,7 +389,7 @@ def _study_row(
 ) -> StudyRow:
     rows = []
     for place, run in enumerate(runs):
-        policy = _policy(run)
+        policy = run.policies[seeds.policy]
         rows.append(
             SeedRow(
                 seed=run.seed,
@@ -379,7 +397,7 @@ def _study_row(
                 win_rate=policy.win_rate,
                 kl=policy.kl,
                 tokens=policy.tokens,
-                eos_rate=run.stages[POLICY].results["policy/eos_rate"],
+                eos_rate=run.stages[seeds.policy].results["policy/eos_rate"],
             )
         )
     return StudyRow(
@@ -389,13 +407,12 @@ def _study_row(
         kl=mean_over_seeds([row.kl for row in rows]),
         tokens=mean_over_seeds([row.tokens for row in rows]),
         eos_rate=_share(mean_over_seeds([row.eos_rate for row in rows])),
-        learning=_learning(runs, default),
+        learning=_learning(runs, seeds.policy, default),
+        seconds=fmean(run.stages[seeds.policy].manifest["seconds"] for run in runs)
+        if runs
+        else None,
         seeds=tuple(rows),
     )
-
-
-def _policy(run: RunResult) -> PolicyResult:
-    return run.policies[POLICY]
 
 
 def mean_over_seeds(values: Sequence[float | None]) -> Interval | None:
@@ -423,18 +440,18 @@ def _share(interval: Interval | None) -> Interval | None:
 # -- learning --------------------------------------------------------------------------------------
 
 
-def _learning(runs: Sequence[RunResult], default: Seeds) -> Learning:
-    default_paces = {run.seed: pace_of(run) for run in default.runs}
+def _learning(runs: Sequence[RunResult], policy: str, default: Seeds) -> Learning:
+    default_paces = {run.seed: pace_of(run, PPO) for run in default.runs}
     paces = []
     differences_of_seeds = []
     for run in runs:
-        pace = pace_of(run)
+        pace = pace_of(run, policy)
         default_pace = default_paces[run.seed]
         if pace is not None:
             paces.append(pace)
             if default_pace is not None:
                 differences_of_seeds.append(pace - default_pace)
-    critics = [run.critic for run in runs if run.critic]
+    critics = [run.critic for run in runs if run.critic and policy == PPO]
     # With realized returns: runs of older versions have not logged it.
     means = [critic.realized_mean for critic in critics if critic.realized_mean is not None]
     shares = [
@@ -452,13 +469,13 @@ def _learning(runs: Sequence[RunResult], default: Seeds) -> Learning:
     )
 
 
-def pace_of(run: RunResult) -> int | None:
-    """Return the update by which PPO's score has made most of its gain; None without a gain.
+def pace_of(run: RunResult, policy: str) -> int | None:
+    """Return the update by which a policy's score has made most of its gain; None without a gain.
 
     It is the update that ends the first `SMOOTHED` ones whose mean score has reached `GAIN` of the
     way from the first update's score to the mean of the last fifth.
     """
-    scores = [row["objective/scores"] for row in run.stages[POLICY].metrics]
+    scores = [row["objective/scores"] for row in run.stages[policy].metrics]
     start = scores[0]
     last_fifth = max(1, len(scores) // 5)
     end = fmean(scores[-last_fifth:])
@@ -480,12 +497,13 @@ def differences_figure(study: Study) -> Figure | None:
     for row in study.ablations:
         label = "\n".join(textwrap.wrap(row.title, LABEL_WIDTH))
         gaps = [seed.difference for seed in row.numbers.seeds if seed.difference is not None]
-        bar = difference_bar(label, color_of(POLICY), row.verdict, by_seed=gaps)
+        color = color_of(row.name if row.is_algorithm else PPO)
+        bar = difference_bar(label, color, row.verdict, by_seed=gaps)
         if bar is not None:
             bars.append(bar)
     if not bars:
         return None
-    panel = differences("PPO's win rate minus the default's", bars, "percentage points")
+    panel = differences("Win rate minus the default's", bars, "percentage points")
     return figure("differences", [panel])
 
 
@@ -493,19 +511,20 @@ def seeds_by_run(runs: AblationRuns) -> dict[str, list[int]]:
     """Return the seeds of each run that the page is about."""
     by_run = {runs.default.run_name: [run.seed for run in runs.default.runs]}
     for ablation in runs.ablations:
-        by_run[ablation.seeds.run_name] = [run.seed for run in ablation.compared_runs]
+        by_run.setdefault(ablation.seeds.run_name, [run.seed for run in ablation.compared_runs])
     return by_run
 
 
 def unjudged_seeds(runs: AblationRuns) -> list[tuple[str, int, PolicyResult]]:
-    """Return title, seed and policy of each seed in which posts of PPO have no verdict."""
+    """Return title, seed and policy of each seed in which posts have no verdict."""
     rows = []
-    groups = [(runs.default.title, runs.default.runs)]
-    groups += [(ablation.seeds.title, ablation.compared_runs) for ablation in runs.ablations]
-    for title, runs_of_group in groups:
+    groups = [(runs.default, runs.default.runs)]
+    groups += [(ablation.seeds, ablation.compared_runs) for ablation in runs.ablations]
+    for seeds, runs_of_group in groups:
         for run in runs_of_group:
-            if _policy(run).unjudged:
-                rows.append((title, run.seed, _policy(run)))
+            policy = run.policies[seeds.policy]
+            if policy.unjudged:
+                rows.append((seeds.title, run.seed, policy))
     return rows
 
 

@@ -196,15 +196,29 @@ ABLATIONS = {
     )
     for name, ablation in ABLATIONS_FILE["ablations"].items()
 }
-GROUPS: dict[str, list[str]] = ABLATIONS_FILE["groups"]
-"""Ablations that answer one question together, on a page of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Ablations that answer one question together, on a page of their own."""
+
+    title: str
+    """Of the page."""
+    about: str = ""
+    """A paragraph of the page."""
+    ablations: Sequence[str]
+    algorithms: Sequence[str] = ()
+    """Other algorithms that the page compares with PPO, if the run has trained them."""
+
+
+GROUPS = {name: Group(**group) for name, group in ABLATIONS_FILE["groups"].items()}
 
 
 def ablations_named(names: Sequence[str]) -> list[str]:
     """The ablations of these names, some of which may be names of groups."""
-    members = []
+    members: list[str] = []
     for name in names:
-        members += GROUPS.get(name, [name])
+        members += GROUPS[name].ablations if name in GROUPS else [name]
     return list(dict.fromkeys(members))
 
 

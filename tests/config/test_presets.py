@@ -186,8 +186,13 @@ def test_an_ablation_changes_settings_of_tiny(name):
 
 
 def test_a_group_stands_for_its_ablations():
-    assert ablations_named(["dropout", "critic", "lambda-1"]) == ["dropout", *GROUPS["critic"]]
-    assert {name for members in GROUPS.values() for name in members} <= ABLATIONS.keys()
+    assert ablations_named(["dropout", "critic-start", "lambda-1"]) == [
+        "dropout",
+        *GROUPS["critic-start"].ablations,
+    ]
+    for group in GROUPS.values():
+        assert set(group.ablations) <= ABLATIONS.keys()
+        assert set(group.algorithms) <= ALGORITHMS.keys()
 
 
 def test_an_unknown_ablation_is_answered_with_the_nearest():
