@@ -95,7 +95,11 @@ def make_judge(config: Config, policies: Mapping[str, Sequence[Row]]) -> Judge:
 
         return GoldJudge(config)
     if config.judge.kind == "reward_model":
-        return RewardModelJudge(row for rows in policies.values() for row in rows)
+        function = config.reward.function
+        return RewardModelJudge(
+            (row for rows in policies.values() for row in rows),
+            reward=f"reward function {function}" if function else "reward model",
+        )
 
     check_asking(config)
     from eval.judges.openai.cache import cache_file

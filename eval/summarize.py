@@ -73,10 +73,10 @@ def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
         if finished:
             return finished
 
-    command = f"make sft rm ppo PRESET={preset} SEED={seed}"
     if name != preset:
         check_run(name)
-        command += f" NAME={name}"
+        raise UserError(f"{folder} has no finished policy: first run the command that trains it")
+    command = f"make sft rm ppo PRESET={preset} SEED={seed}"
     raise UserError(f"{folder} has no finished policy: run `{command}` first")
 
 

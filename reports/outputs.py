@@ -61,7 +61,7 @@ class Ranking:
 
     systems: tuple[System, ...]
     inseparable: tuple[str, ...]
-    """Systems that the first one is not reliably better than."""
+    """The titles of the systems that the first one is not reliably better than."""
 
     @property
     def leader(self) -> System | None:
@@ -131,7 +131,7 @@ def ranking(run: RunResult) -> Ranking:
 
 
 def _inseparable(run: RunResult, leading: str, rated: list[str]) -> tuple[str, ...]:
-    """Return the other rated systems that the leading one is not reliably better than."""
+    """Return the titles of the rated systems that the leading one is not reliably better than."""
     pairs = [pair for pair in run.differences if pair.policy in rated and pair.other in rated]
     known = [pair for pair in pairs if pair.p_value is not None]
     corrected = holm([pair.p_value for pair in known if pair.p_value is not None])
@@ -139,7 +139,9 @@ def _inseparable(run: RunResult, leading: str, rated: list[str]) -> tuple[str, .
     for pair, p_value in zip(known, corrected, strict=True):
         if p_value < SIGNIFICANCE and leading in (pair.policy, pair.other):
             apart |= {pair.policy, pair.other}
-    return tuple(name for name in rated if name != leading and name not in apart)
+    return tuple(
+        run.policies[name].title for name in rated if name != leading and name not in apart
+    )
 
 
 def terminal_text(run: RunResult, path: Path) -> str:

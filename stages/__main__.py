@@ -146,6 +146,7 @@ def run_rehearsal(targets: Sequence[str], values: Values) -> None:
         config=config_of(rehearsed.request),
         targets=tuple(targets),
     )
+    print("rehearsal with random weights: ignore losses and scores, and warnings about them")
     try:
         with stopping_on_signals(""):
             runner.run(short)

@@ -357,8 +357,9 @@ def _checkpoint(config: Config) -> Source:
     checkpoint = config.base.checkpoint
     if checkpoint == SMOLLM2 and not Path(checkpoint).is_dir():
         raise UserError(
-            f"base.checkpoint: there is no {checkpoint}: run `python -m tests.lib.offline_models"
-            " smollm2`, or name a hub id, SET=base.checkpoint=HuggingFaceTB/SmolLM2-135M-Instruct"
+            f"base.checkpoint: there is no {checkpoint}: run"
+            " `.venv/bin/python -m tests.lib.offline_models smollm2`, or name a hub id,"
+            " SET=base.checkpoint=HuggingFaceTB/SmolLM2-135M-Instruct"
         )
     return model_source("base.checkpoint", checkpoint)
 

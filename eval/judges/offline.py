@@ -52,29 +52,32 @@ def knows_own_texts_only(judge: JudgeSettings) -> bool:
 
 
 class RewardModelJudge(Judge):
-    """The run's own reward model: it prefers the text with the higher score. Not an LLM."""
+    """The run's own reward: it prefers the text with the higher score. Not an LLM."""
 
-    about = About(
-        kind="reward_model",
-        name="reward model of this run, not an LLM",
-        is_llm=False,
-        note="reward model of this run, not an LLM: an optimistic proxy, for PPO was trained to "
-        "raise this very number",
-    )
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        """`rows` have the recorded scores of all texts."""
+    def __init__(self, rows: Iterable[Row], reward: str = "reward model") -> None:
+        """`rows` have the recorded scores of all texts; `reward` is what gave these scores."""
+        self.name = f"{reward} of this run, not an LLM"
         # A text keeps its first score, so that equal texts of a post are judged alike.
         self.scores: dict[tuple[str, str], float] = {}
         for row in rows:
             self.scores.setdefault((row["id"], row["summary"]), row["score"])
             self.scores.setdefault((row["id"], row["reference"]), row["reference_score"])
 
+    @property
+    def about(self) -> About:
+        """Who judges."""
+        return About(
+            kind="reward_model",
+            name=self.name,
+            is_llm=False,
+            note=f"{self.name}: an optimistic proxy, for PPO was trained to raise this very number",
+        )
+
     def reply(self, comparison: Comparison) -> Reply:
         """The higher score wins; equal scores tie. A score of NaN judges nothing."""
         first = self.scores[comparison.post_id, comparison.first]
         second = self.scores[comparison.post_id, comparison.second]
-        text = f"[reward model of this run, not an LLM] A {first:.4f}, B {second:.4f}"
+        text = f"[{self.name}] A {first:.4f}, B {second:.4f}"
         return Reply(choice=higher(first, second), text=text)
 
 

@@ -165,7 +165,13 @@ def lines_of(args: argparse.Namespace) -> list[str]:
 
     setting = setting_of(config_of(request), devices=devices, sharded=engine == "fsdp2")
     setting = sized(setting, usable_bytes(gpu))
-    measure = f"to measure its hours: make sft rm ppo PRESET={request.preset} REHEARSE=1"
+    # PRESET=own has added its choices to SET, so what was typed there is no longer known.
+    has_only_a_preset = not args.overrides and not args.data
+    if has_only_a_preset:
+        command = f"make sft rm ppo PRESET={request.preset} REHEARSE=1"
+    else:
+        command = "make sft rm ppo REHEARSE=1 with the same variables"
+    measure = f"to measure its hours: {command}"
     return [*title_lines(setting, gpu), "", *memory_lines(setting, gpu), "", measure]
 
 

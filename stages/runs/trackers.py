@@ -95,7 +95,8 @@ def start_tracker(config: Config, stage: str, library: str) -> Any:
         return tracker
     except ImportError:
         raise UserError(
-            f"{setting} is set but {library} is missing: run `pip install {library}`, or unset it"
+            f"{setting} is set but {library} is missing:"
+            f" run `.venv/bin/pip install {library}`, or unset it"
         ) from None
     except Exception as error:
         why = " ".join(f"{error}".split())[:300]  # it may take several lines

@@ -7,7 +7,7 @@ import pytest
 from eval.control_texts import control_rows
 from eval.judges.prompt import make_question
 from stages.base import make_base
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.command_line import make_config
 from stages.config.judge_prompt import read_prompt
 from stages.config.sections import PROMPT, Data, format_post, parse_post
@@ -55,7 +55,7 @@ def config(tmp_path_factory):
         data=tiny.data.changed(prompt=CUSTOM, max_query_tokens=60),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settings, "RUNS", tmp_path_factory.mktemp("custom") / "runs")
+        patch.setattr(paths, "RUNS", tmp_path_factory.mktemp("custom") / "runs")
         make_base(config)
         yield config
 

@@ -14,7 +14,7 @@ from eval.outputs import take_outputs
 from eval.win_rate import measure_win_rates, names_of_pair
 from reports import calibration
 from reports.outputs import write_report
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.config import Config
 from stages.config.errors import UserError
 from stages.config.judge import Outputs
@@ -295,7 +295,7 @@ def judge_file(path, posts):
     write_jsonl(path, rows_of_world(posts))
     config = config_of_file(path, "outputs.label=people")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settings, "RUNS", runs)
+        patch.setattr(paths, "RUNS", runs)
         for stage in (take_outputs, judge_summaries, judge_controls, measure_win_rates, calibrate):
             stage(config)
         printed = write_report(config)
@@ -310,7 +310,7 @@ def judged_forty_posts(tmp_path_factory):
 
 @pytest.fixture
 def forty_posts(judged_forty_posts, monkeypatch):
-    monkeypatch.setattr(settings, "RUNS", judged_forty_posts.runs)
+    monkeypatch.setattr(paths, "RUNS", judged_forty_posts.runs)
     return judged_forty_posts
 
 
@@ -371,7 +371,7 @@ def judged_three_posts(tmp_path_factory):
 
 @pytest.fixture
 def three_posts(judged_three_posts, monkeypatch):
-    monkeypatch.setattr(settings, "RUNS", judged_three_posts.runs)
+    monkeypatch.setattr(paths, "RUNS", judged_three_posts.runs)
     return judged_three_posts
 
 

@@ -161,6 +161,13 @@ def test_a_run_without_a_policy_names_the_command_that_trains_one(runs, capsys):
     assert expected in refused(capsys, "--post", "x")
 
 
+def test_a_named_run_without_a_policy_may_have_any_preset(runs, capsys):
+    finish(make_config("tiny-xs", name="mine"), "base")
+    message = refused(capsys, "--name=mine", "--post=x")
+    assert "first run the command that trains it" in message
+    assert "PRESET" not in message
+
+
 def test_an_unknown_run_gets_the_nearest_name(runs, capsys):
     finish(make_config("tiny"), "base")
     assert "unknown run 'tinny': did you mean tiny" in refused(capsys, "--name=tinny", "--post=x")

@@ -173,6 +173,14 @@ def test_the_reward_model_judge_prefers_the_higher_recorded_score(
     assert reward_model_judge.reply(question).choice == choice
 
 
+def test_a_reward_function_that_judges_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    settings = ("judge.kind=reward_model", "reward.function=mine:asks", "ppo.critic_init=zero")
+    judge = judge_stage.make_judge(make_config("tiny", name="mine", overrides=settings), {})
+    assert judge.about.name == "reward function mine:asks of this run, not an LLM"
+
+
 # -- the stage -------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState, PartialState
 from stages.__main__ import stage_function
 from stages.config.command_line import make_config
 from stages.config.errors import UserError
-from stages.config.stages import STAGES, is_part, stage_row
+from stages.config.stages import STAGES, is_part
 from stages.pipeline.start import call_stage, is_about_another_process
 from stages.runs.machine import peak_memory_gib
 from tests.lib.places import ROOT

@@ -39,7 +39,7 @@ def variables(runs, tmp_path, policy_folder):
 
 def chosen(variables):
     """The text of each setting in SET, with all choices."""
-    words = NEXT_OVERRIDE.split(with_choices(variables)["SET"])
+    words = split_overrides(with_choices(variables)["SET"])
     return dict(word.split("=", 1) for word in words)
 
 

@@ -36,6 +36,13 @@ def test_a_plan_is_80_columns_wide():
     assert max(map(len, lines)) <= 80
 
 
+def test_the_last_line_is_the_command_that_measures_the_hours():
+    command = "to measure its hours: make sft rm ppo "
+    assert plan("--preset", "tiny")[-1] == f"{command}PRESET=tiny REHEARSE=1"
+    with_settings = plan("--preset", "tiny", "--name", "x", "--set", "lora.rank=4")
+    assert with_settings[-1] == f"{command}REHEARSE=1 with the same variables"
+
+
 def test_without_gpus_and_engine_a_plan_is_for_those_that_the_preset_is_made_for():
     text = "\n".join(plan("--preset", "pythia-6.9b"))
     assert "8 x h100-80gb, ENGINE=fsdp2" in text

@@ -44,6 +44,7 @@ def place(place, monkeypatch):
 def test_a_rehearsal_runs_the_stages_and_leaves_only_its_table(place, capsys):
     main(["sft", "rm", "ppo", "REHEARSE=1", "PRESET=tiny-xs", "NAME=tried", SMALL])
     lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("rehearsal with random weights: ignore losses and scores")
     heading = lines.index("tried, measured in 2 updates with the longest rows:")
     table = lines[heading + 1 :]
     assert table[0].split() == ["stage", "planned", "GiB", "peak", "GiB", "s/update", "hours"]

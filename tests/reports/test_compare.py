@@ -119,7 +119,9 @@ def test_a_row_with_fewer_seeds_is_marked_everywhere():
 def test_one_seed_of_each_is_a_limitation():
     finish("tiny", LOST, 1, texts=TEXTS)
     finish("b", WON, 2)
-    assert "- One seed of each says nothing about other seeds." in page_of("tiny/1", "b/2")
+    markdown = page_of("tiny/1", "b/2")
+    assert "- One seed of each says nothing about other seeds." in markdown
+    assert "if the 90% interval lies within ±3 points" in markdown
 
 
 def test_too_many_posts_without_a_verdict_allow_no_comparison():
@@ -223,6 +225,16 @@ def test_the_opening_has_the_difference_of_each_policy_from_the_first():
     finish("c", LOST, 1)
     opening = opening_of(page_of("tiny", "b", "c"))
     assert "Compared with PPO (tiny) on the same posts: PPO (b) +100.0 points" in opening
+
+
+def test_the_opening_has_every_number_of_posts():
+    finish("tiny", LOST, 1, texts=TEXTS)
+    finish("b", WON, 1)
+    config = make_config("tiny", name="b", seed=1, overrides=("ppo.kl_coef=0.1",))
+    change_results(config, lambda results: results.update(posts=40))
+    opening = opening_of(page_of("tiny", "b"))
+    assert opening.startswith("On 40 or 600 held-out posts PPO (b) has a win rate of 100.0%")
+    assert "The difference on the posts of both is +100.0 points" in opening
 
 
 def test_the_settings_that_differ_are_named():

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from eval.win_rate import names_of_pair, post_scores, rates_of
-from reports import outputs
+from reports import outputs, render
 from reports.results import Difference, Interval, interval_from
 
 
@@ -37,7 +37,7 @@ def judged_systems(verdicts: dict[str, list[tuple[str, str]]]) -> Any:
     policies = {}
     for name, row in results["policies"].items():
         rate = Interval(estimate=row["win_rate"], low=row["low"], high=row["high"])
-        policies[name] = SimpleNamespace(name=name, title=name, win_rate=rate)
+        policies[name] = SimpleNamespace(name=name, title=name.upper(), win_rate=rate)
 
     differences = []
     for pair, row in results["differences"].items():
@@ -77,7 +77,11 @@ def test_equal_systems_are_inseparable():
     half = [("policy", "policy"), ("reference", "reference")] * 20
     ranking = outputs.ranking(judged_systems({"a": half, "b": half}))
     assert not leader_of(ranking).is_better
-    assert ranking.inseparable == ("b",)
+    assert ranking.inseparable == ("B",)
+    answer = render.fill_text("outputs_answer.md", ranking=ranking)
+    assert " ".join(answer.splitlines()).endswith(
+        "and is not significantly different from the references. It is not reliably better than B."
+    )
 
 
 def test_the_best_of_twelve_equal_systems_seldom_beats_the_references():

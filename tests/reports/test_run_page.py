@@ -162,6 +162,17 @@ def test_the_gain_over_sft_is_a_verdict(places):
     assert verdict.word is Word.WORSE
 
 
+def test_no_difference_from_sft_is_a_sentence(places, monkeypatch):
+    measured = run_page.verdict_on_gain
+
+    def no_difference(run):
+        return replace(measured(run), word=Word.NO_DIFFERENCE)
+
+    monkeypatch.setattr(run_page, "verdict_on_gain", no_difference)
+    answer = in_one_line(write_page(sft=0.6, ppo=0.6))
+    assert "Compared with SFT it makes **no difference of 3 points**: +0.0 points" in answer
+
+
 # -- limitations -----------------------------------------------------------------------------------
 
 
@@ -177,6 +188,11 @@ def test_the_gain_over_sft_is_a_verdict(places):
         ({"at_length": 0.52}, "at equal length that is not significant: 52.0%"),
         ({"first": 0.584}, "picks the text shown first in 58.4% [55.4, 61.4]"),
         ({"accuracy": 0.51}, "The reward model is not significantly better than chance"),
+        ({"accuracy": 0.3}, "the labels of one split may be reversed"),
+        (
+            {"accuracy": 0.3, "found": {"rm": {"function": "mine:asks"}}},
+            "mine:asks ranks held-out pairs worse than chance",
+        ),
     ],
 )
 def test_disappointing_numbers_are_stated_plainly(places, changes, text):

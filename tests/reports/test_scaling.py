@@ -109,7 +109,10 @@ def test_two_wide_seeds_show_nothing():
     assert page.startswith("# PPO is not shown to beat the references at any of 2 sizes\n")
     assert "PPO is inconclusive at 100K and 1M parameters." in page
     assert "**higher** for the largest model than for the smallest: 35.0% at 100K, 62.0%" in page
-    assert "600 posts; 2 sizes with 2 seeds each; built-in posts; models without pre" in page
+    scope = (
+        'Judged on 600 posts by the offline rule "facts", not an LLM; 2 sizes with 2 seeds each;'
+    )
+    assert f"{scope} built-in posts; models without pre" in page
 
 
 def test_the_first_page_of_the_study_says_where_ppo_won_and_which_seeds_collapsed():
@@ -193,6 +196,7 @@ def test_five_sizes_have_a_line():
             fabricate(config, ppo=0.3 + step / 10, sft=0.25, size=10 ** (5 + step))
     scaling.write_page(names, judge="")
     page = (about_runs.folder() / "scaling-ladder.md").read_text(encoding="utf-8")
+    assert "| parameters | seeds | verdict | PPO win rate [95%] |" in page
     row = row_of(page, "PPO win rate")
     assert row[2:4] == ["4 of 4", "apart"]
     assert row[4].startswith("+10.0")
