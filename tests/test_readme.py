@@ -14,6 +14,7 @@ from stages.config.errors import UserError
 from stages.config.ppo import PAPER_QUIRKS
 from stages.config.presets import ABLATIONS, GROUPS, PRESETS
 from stages.config.stages import STAGES
+from stages.config.values import parse_override
 from stages.pipeline.targets import VARIABLES, targets_by_name
 from tests.lib.documents import (
     COMMANDS,
@@ -87,7 +88,7 @@ def test_every_setting_that_is_set_takes_its_value():
     overrides = {code for code in CODE if re.fullmatch(r"\w+\.\w+=\S+", code)}
     assert overrides
     for override in overrides:
-        override_of(override)
+        parse_override(override)
 
 
 def anchors_of(text: str) -> set[str]:
@@ -145,7 +146,7 @@ def test_every_make_command_has_targets_variables_and_settings_that_exist(comman
     assert variables.keys() <= VARIABLES.keys()
     assert variables.get("PRESET", "tiny") in {*PRESETS, "my_preset.yaml"}
     for override in variables.get("SET", "").replace("...", "facts").split():
-        override_of(override)
+        parse_override(override)
     assert set(variables.get("ABLATIONS", "").split()) <= {*ABLATIONS, *GROUPS}
 
 
@@ -191,7 +192,7 @@ def test_commands_are_found_in_code_and_fences_without_comments():
 def test_a_wrong_command_would_be_noticed():
     assert "evall" not in all_targets()
     with pytest.raises(UserError):
-        override_of("ppo.klcoef=1")
+        parse_override("ppo.klcoef=1")
 
 
 # -- what must not be left out ---------------------------------------------------------------------

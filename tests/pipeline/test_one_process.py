@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState, PartialState
 from stages.__main__ import stage_function
 from stages.config.command_line import make_config
 from stages.config.errors import UserError
-from stages.config.stages import STAGES, is_part
+from stages.config.stages import STAGES, is_part, stage_row
 from stages.pipeline.start import call_stage, is_about_another_process
 from stages.runs.machine import peak_memory_gib
 from tests.lib.places import ROOT
@@ -38,7 +38,7 @@ def test_the_table_of_stages_names_the_module_of_each_function(config):
         function = stage_function(config, stage)
         if isinstance(function, partial):
             function = function.func
-        assert function.__module__ == row_of(stage, config.kind).module
+        assert function.__module__ == stage_row(stage, config.kind).module
 
 
 def test_a_stage_gets_the_config_and_its_result_is_returned():

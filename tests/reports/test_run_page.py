@@ -166,7 +166,9 @@ def test_no_difference_from_sft_is_a_sentence(places, monkeypatch):
     measured = run_page.verdict_on_gain
 
     def no_difference(run):
-        return replace(measured(run), word=Word.NO_DIFFERENCE)
+        verdict = measured(run)
+        assert verdict is not None
+        return replace(verdict, word=Word.NO_DIFFERENCE)
 
     monkeypatch.setattr(run_page, "verdict_on_gain", no_difference)
     answer = in_one_line(write_page(sft=0.6, ppo=0.6))
