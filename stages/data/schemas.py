@@ -5,6 +5,8 @@ of `openai/summarize_from_feedback` (info, summaries, choice, worker, batch, spl
 Source: Huang et al. 2024, details 1 and 10, and the pages of the data sets.
 """
 
+from typing import Any
+
 from stages.config.sections import FIELDS
 from stages.data.bad_rows import BadRowError
 from stages.data.tables import Row
@@ -30,6 +32,7 @@ def check_post(where: str, row: Row, needs_summary: bool = True) -> None:
             raise BadRowError(where, "field summary is empty: drop the row or fill it")
     elif row.get("summary") is not None:
         _require_type(where, row, "summary", str)
+    _require_utf8(where, row)
 
 
 def check_comparison(where: str, row: Row) -> None:
@@ -75,10 +78,11 @@ def check_comparison(where: str, row: Row) -> None:
             where,
             f"field extra.confidence is {confidence!r}: it must be 1 to 9 (5 is a tie) or null",
         )
+    _require_utf8(where, row)
 
 
 def _require_type(where: str, row: Row, name: str, kind: type, prefix: str = "") -> None:
-    """Raise BadRowError unless the field is of a type, and text that UTF-8 can encode.
+    """Raise BadRowError unless the field is of a type.
 
     `prefix` comes before the name in a message: `info.` for a field inside `info`.
     """
@@ -88,11 +92,26 @@ def _require_type(where: str, row: Row, name: str, kind: type, prefix: str = "")
     if not isinstance(value, kind):
         actual = type(value).__name__
         raise BadRowError(where, f"field {prefix}{name} is of type {actual}, not {kind.__name__}")
+
+
+def _require_utf8(where: str, value: Any, name: str = "") -> None:
+    """Raise BadRowError if any text in a row is one that UTF-8 cannot encode.
+
+    JSON may contain half of a surrogate pair, as in `"\\ud800"`, but no file or tokenizer can.
+    `name` is the field of the value; empty for the row itself.
+    """
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair, as `"\ud800"` in JSON
-            raise BadRowError(where, f"field {prefix}{name} has an unpaired surrogate") from None
+        except UnicodeEncodeError:
+            raise BadRowError(where, f"field {name} has an unpaired surrogate") from None
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            _require_utf8(where, key, name=f"{name}.{key!a}".lstrip("."))
+            _require_utf8(where, part, name=f"{name}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            _require_utf8(where, part, name=f"{name}[{index}]")
 
 
 def is_cnndm(row: Row) -> bool:

@@ -214,7 +214,7 @@ VARIABLES = {
         ),
         Variable(
             name="ABLATIONS",
-            help="ablations or groups of them (default: all): ABLATIONS='dropout lambda-1'",
+            help="ablations or groups (default: all): 'dropout lambda-1'",
             is_list=True,
         ),
         Variable(

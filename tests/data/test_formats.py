@@ -12,10 +12,10 @@ from stages.data.bad_rows import BadRowError, BadRows
 from stages.data.formats import describe_whole_prompts, to_openai_schema
 from stages.data.lengths import Limits
 from stages.data.readers import read_source
-from stages.data.schemas import chosen_text, info_of, rejected_text
+from stages.data.schemas import check_comparison, chosen_text, info_of, rejected_text
 from stages.data.tables import LocatedRow
 from stages.data.tokens import tokenize_posts
-from tests.lib.rows import LIMITS, POST, BadRow, write_rows
+from tests.lib.rows import LIMITS, PAIR, POST, BadRow, write_rows
 
 QUESTION = {"role": "user", "content": "Why?"}
 GOOD = {"role": "assistant", "content": "Because."}
@@ -190,6 +190,21 @@ def test_a_field_with_half_a_character_is_refused(tmp_path):
     write_rows(path, ['{"prompt": "a \\ud800", "chosen": "b", "rejected": "c"}'])
     with pytest.raises(UserError, match=r"field info\.post has an unpaired surrogate"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("info", "field"),
+    [
+        ({"site": ["a", "\ud83d"]}, r"info\.site\[1\]"),
+        ({"site": {"\ud83d": "a"}}, r"info\.site\.'\\ud83d'"),
+    ],
+    ids=["in a list", "in a key"],
+)
+def test_half_a_character_is_refused_in_fields_that_are_only_copied(info, field):
+    row = {**PAIR, "info": {**PAIR["info"], **info}}
+
+    with pytest.raises(BadRowError, match=rf"field {field} has an unpaired surrogate"):
+        check_comparison("pairs.jsonl:1", row)
 
 
 def test_a_whole_prompt_is_not_filled_into_a_template_and_keeps_its_end(tokenizer):
