@@ -227,7 +227,7 @@ def table_lines(rehearsal: Rehearsal) -> list[str]:
         lines.append(f"{row.stage:10}" + "".join(f"{cell:>13}" for cell in cells))
 
     hours = sum(row.hours or 0.0 for row in measured)
-    lines.append(f"All updates take at most {hours:,.2f} hours, because real rows are shorter.")
+    lines.append(f"These updates take at most {hours:,.2f} hours, because real rows are shorter.")
     if not rehearsal.setting.on_gpu:
         lines.append("On a CPU the peak includes Python and its libraries.")
     return lines

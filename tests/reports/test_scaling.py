@@ -109,10 +109,8 @@ def test_two_wide_seeds_show_nothing():
     assert page.startswith("# PPO is not shown to beat the references at any of 2 sizes\n")
     assert "PPO is inconclusive at 100K and 1M parameters." in page
     assert "**higher** for the largest model than for the smallest: 35.0% at 100K, 62.0%" in page
-    scope = (
-        'Judged on 600 posts by the offline rule "facts", not an LLM; 2 sizes with 2 seeds each;'
-    )
-    assert f"{scope} built-in posts; models without pre" in page
+    scope = 'Judged on 600 posts by the offline rule "facts", not an LLM; 2 sizes with 2 seeds'
+    assert f"{scope} each; built-in posts; models without pre" in page
 
 
 def test_the_first_page_of_the_study_says_where_ppo_won_and_which_seeds_collapsed():
