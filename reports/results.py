@@ -328,7 +328,12 @@ def title_of(policy: str, others: Sequence[str] = ()) -> str:
     """Return how pages write a policy: our own by its title, unless another is called like that."""
     if policy not in POLICY_STAGES:
         return policy
-    title = ALGORITHMS[policy].title if policy in ALGORITHMS else policy.upper()
+    if policy == RELEASED:
+        title = "Released policy"
+    elif policy in ALGORITHMS:
+        title = ALGORITHMS[policy].title
+    else:
+        title = policy.upper()
     return policy if title in others else title
 
 

@@ -382,6 +382,13 @@ def test_the_summaries_of_a_released_policy_are_scored_by_the_released_reward_mo
 
 
 @pytest.mark.walk
+def test_the_page_names_the_released_policy_in_words(judged):
+    (page,) = (judged / "runs/released-policy/seed44413/report").glob("*/*.md")
+
+    assert "| Released policy |" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.walk
 def test_the_same_make_eval_policy_has_nothing_to_do(judged):
     assert "nothing to do" in make_eval(judged)
 

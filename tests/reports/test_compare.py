@@ -15,7 +15,7 @@ from reports.render import PUBLIC
 from reports.results import Interval
 from stages.config.command_line import make_config
 from stages.runs.manifest import stage_folder
-from tests.lib.fabricated_runs import fabricate
+from tests.lib.fabricated_runs import RESULTS, fabricate
 
 # Five of these nine posts are won.
 A = (1.0, 1.0, 0.5, 0.0, 0.0, 0.5, 1.0, 0.0, 1.0)
@@ -256,6 +256,16 @@ def test_a_policy_whose_summaries_are_often_cut_off_is_a_limitation():
     summaries["policies"]["ppo"]["eos_rate"] = 0.409
     fabricate(make_config("tiny", seed=2), scores=A, found={"summaries": summaries})
     assert "Only 70.0% of the summaries by PPO emit EOS" in page_of("tiny:sft", "tiny:ppo")
+
+
+def test_a_policy_that_never_emits_eos_is_a_limitation():
+    summaries = copy.deepcopy(RESULTS["summaries"])
+    summaries["policies"]["ppo"]["eos_rate"] = 0.0
+    fabricate(make_config("tiny", seed=1), scores=A, found={"summaries": summaries})
+
+    page = page_of("tiny:sft", "tiny:ppo")
+
+    assert "None of the summaries by PPO emits EOS: all are cut off at the length limit." in page
 
 
 ROSE = {"estimate": 0.4, "low": 0.2, "high": 0.6, "posts": 9}
