@@ -29,7 +29,6 @@ from reports.ablation_runs import (
     p_of_failures,
     read_study,
 )
-from reports.entries import Paired
 from reports.formats import MISSING, p_value, points, text_table
 from reports.gains import gains_of
 from reports.plots import Figure, color_of, difference_bar, differences, figure
@@ -259,7 +258,7 @@ def group_of(names: Sequence[str]) -> str:
 def study_of(name: str, group: str, runs: AblationRuns) -> Study:
     """Return the numbers of a study, with verdicts that are corrected for all its ablations."""
     compared = [ablation for ablation in runs.ablations if ablation.paired]
-    comparisons = [_comparison(ablation.paired) for ablation in compared if ablation.paired]
+    comparisons = [ablation.paired.comparison for ablation in compared if ablation.paired]
     verdict_of = dict(zip([row.name for row in compared], verdicts(comparisons), strict=True))
     p_values = [p_of_failures(ablation.seeds, runs.default) for ablation in runs.ablations]
     corrected = holm(p_values)
@@ -282,21 +281,6 @@ def study_of(name: str, group: str, runs: AblationRuns) -> Study:
         default_tried=runs.default.tried,
         ablations=tuple(sorted(rows, key=_place)),
     )
-
-
-def _comparison(paired: Paired) -> Comparison:
-    """Return the difference of the win rates, which is exactly 0 if no summary is changed."""
-    if not _has_same_summaries(paired):
-        return paired.comparison
-    return Comparison(
-        over_posts=Interval(estimate=0.0, low=0.0, high=0.0),
-        p_over_posts=1.0,
-        by_seed=(0.0,) * len(paired.comparison.by_seed),
-    )
-
-
-def _has_same_summaries(paired: Paired) -> bool:
-    return paired.changes.identical == paired.changes.summaries
 
 
 def _place(row: AblationRow) -> tuple[int, float]:
@@ -338,8 +322,8 @@ def _ablation_row(
         settings=tuple(settings),
         kl_target=None if is_algorithm else _kl_target(ablation.seeds.runs),
         verdict=verdict,
-        comparison=_comparison(paired) if paired else None,
-        has_same_summaries=paired is not None and _has_same_summaries(paired),
+        comparison=paired.comparison if paired else None,
+        has_same_summaries=paired is not None and paired.changes.are_none,
         failures=failures,
         changed_summaries=changed_summaries,
         has_fewer_seeds=len(ablation.compared_runs) < len(default.runs),

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reports import about_runs, render
-from reports.algorithm_figures import main_figure, outside_the_zoom, over_kl_figure
+from reports.algorithm_figures import (
+    bars_against_base,
+    main_figure,
+    outside_the_zoom,
+    over_kl_figure,
+)
 from reports.algorithm_points import BASE, BEST_OF_N, named, points_of
 from reports.equal_kl import (
     PLACES,
@@ -78,6 +83,7 @@ def write_page(name: str, kl_coefs: Sequence[str], judge: str = "") -> str:
         base_groups=by_verdict(pairs_with_base(pairs)),
         other_groups=by_verdict(other_pairs(pairs)),
         has_lines=bool(pairs),
+        has_bars=bool(bars_against_base(pairs)),
         penalties=penalties,
         settings=settings,
         seed_count=len(seeds),

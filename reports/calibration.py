@@ -127,7 +127,7 @@ def page_values(config: Config, results: Json, calibration: CalibrationResult) -
         "judge": About(**results["judge"]),
         "calibration": calibration,
         "standing": standing_of(calibration),
-        "longest": _rule(calibration, LONGEST),
+        "best_rule": best_rule(calibration),
         "failures": failed_checks(control_results, results),
         "undecided": undecided,
         "has_controls": control_results is not None,
@@ -153,15 +153,15 @@ def standing_of(calibration: CalibrationResult) -> Standing:
         if rule.difference and not rule.difference.is_above(0):
             word = Word.TOO_FEW_POSTS if calibration.undecided else Word.NOT_BETTER
             return Standing(word=word, rule=rule)
-    best = min(rules, key=lambda rule: rule.difference.estimate if rule.difference else 1.0)
-    return Standing(word=Word.BETTER, rule=best)
+    return Standing(word=Word.BETTER, rule=best_rule(calibration))
 
 
-def _rule(calibration: CalibrationResult, name: str) -> SimpleJudge | None:
-    for other in calibration.others:
-        if other.name == name:
-            return other
-    return None
+def best_rule(calibration: CalibrationResult) -> SimpleJudge | None:
+    """Return the simple rule that agrees most often with the labels; None without any."""
+    rules = [other for other in calibration.others if other.is_rule and other.agreement]
+    if not rules:
+        return None
+    return max(rules, key=lambda rule: rule.agreement.estimate if rule.agreement else 0.0)
 
 
 def agreement_figure(calibration: CalibrationResult) -> Figure | None:

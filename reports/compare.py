@@ -104,6 +104,8 @@ class EntryRow:
     seeds: tuple[SeedRow, ...]
     most_seeds: int
     """Of all entries."""
+    posts: int
+    """On which its first seed was judged."""
 
     win_rate: Interval | None
     """Over seeds and posts, as on the page about sizes; of one seed over posts."""
@@ -155,7 +157,7 @@ class EntryRow:
     @property
     def wrote_the_same(self) -> bool:
         """Whether all its summaries are those of the first entry, word for word."""
-        return self.changes is not None and self.changes.identical == self.changes.summaries
+        return self.changes is not None and self.changes.are_none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +272,7 @@ def rows_of(entries: Sequence[Entry], pairs: Sequence[Paired]) -> list[EntryRow]
                 entry=entry.text,
                 seeds=tuple(_seed_row(run, entry.policy) for run in entry.runs),
                 most_seeds=most_seeds,
+                posts=entry.runs[0].posts,
                 win_rate=win_rate_of(entry),
                 unjudged=entry.unjudged,
                 at_equal_length=at_equal_length,
@@ -358,8 +361,8 @@ def what_differs(entries: Sequence[Entry]) -> list[RunDifference]:
         if entry.name == base.name:
             continue
         groups = {base.label: base.runs, entry.label: entry.runs}
-        # The memory settings split batches and do not change what is learned.
-        settings = differing_settings(groups, ignored=["memory"])
+        # These sections change no policy: memory settings split batches, the others are of judging.
+        settings = differing_settings(groups, ignored=["memory", "eval", "checks"])
         if settings:
             rows.append(RunDifference(label=entry.label, settings=tuple(settings)))
     return rows

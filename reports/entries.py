@@ -108,6 +108,11 @@ class Changes:
     summaries: int
     """Pairs of summaries."""
 
+    @property
+    def are_none(self) -> bool:
+        """Whether every summary is the base's, word for word."""
+        return self.identical == self.summaries
+
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
@@ -227,12 +232,11 @@ def compare(entry: Entry, base: Entry) -> Paired:
     """
     both = _posts_of_both(entry, base)
     changes = _changes(both)
-    is_same_text = changes.identical == changes.summaries
     return Paired(
         entry=entry,
         base=base,
         runs=tuple(run for run in entry.runs if run.seed in set(both["seed"])),
-        comparison=_comparison(entry, base, both, is_same_text=is_same_text),
+        comparison=_comparison(entry, base, both, is_same_text=changes.are_none),
         changes=changes,
     )
 
@@ -277,16 +281,20 @@ def _comparison(entry: Entry, base: Entry, both: pd.DataFrame, is_same_text: boo
     """Return the difference of the win rates, over posts and by seed."""
     if max(entry.unjudged, base.unjudged) > MOST_UNJUDGED:
         return Comparison(over_posts=None, p_over_posts=1.0, by_seed=())
+    if is_same_text:  # any difference is the judge's noise
+        nothing = Interval(estimate=0.0, low=0.0, high=0.0)
+        by_seed = (0.0,) * both["seed"].nunique()
+        return Comparison(over_posts=nothing, p_over_posts=1.0, by_seed=by_seed)
+
     over_posts = paired_difference(
         mean_scores(both, "score"), mean_scores(both, "score_base"), texts_of(both)
     )
     gaps = both["score"] - both["score_base"]
-    by_seed = gaps.groupby(both["seed"], sort=False).mean()
+    gap_of_seed = gaps.groupby(both["seed"], sort=False).mean()
     return Comparison(
         over_posts=Interval(estimate=over_posts.estimate, low=over_posts.low, high=over_posts.high),
-        # Of the same texts, a difference is only the judge's noise.
-        p_over_posts=1.0 if is_same_text else over_posts.p_value,
-        by_seed=tuple(float(gap) for gap in by_seed),
+        p_over_posts=over_posts.p_value,
+        by_seed=tuple(float(gap) for gap in gap_of_seed),
     )
 
 

@@ -122,6 +122,8 @@ def gold_over_kl(entries: Sequence[Entry]) -> Figure | None:
             marker = MARKERS[place % len(MARKERS)]
             axes.plot(roots, gains, marker, ms=5, color=color_of(entry.policy), label=entry.label)
         axes.axhline(0.0, color=INK, lw=1, ls=(0, (4, 3)))
+        largest = max(max(roots) for _, roots, _ in points)
+        axes.set_xlim(-0.02 * largest, 1.05 * largest or 1.0)  # a KL is not below 0
         axes.set_xlabel("square root of the KL from SFT in nats")
         axes.set_ylabel("gold score minus SFT's")
         axes.xaxis.set_major_locator(MaxNLocator(5))

@@ -23,6 +23,11 @@ FAMILIES = {
 }
 
 
+def _family_title(name: str) -> str:
+    """Return how pages call a family of policies, or two that are compared: `best and off`."""
+    return " and ".join(FAMILIES.get(part, part) for part in name.split(" and "))
+
+
 @dataclass(frozen=True, kw_only=True)
 class RuleText:
     """How pages write a simple rule: in a table or plot, and in the middle of a sentence."""
@@ -75,6 +80,11 @@ class SimpleJudge:
     def is_rule(self) -> bool:
         """Whether it is a simple rule that needs no judgment."""
         return self.name in RULES
+
+    @property
+    def phrase(self) -> str:
+        """What a rule does, in the middle of a sentence."""
+        return RULES[self.name].phrase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +224,7 @@ def calibration_result(
     ]
     families = [
         FamilyErrors(
-            name=FAMILIES.get(name, name) if is_built_in else name,
+            name=_family_title(name) if is_built_in else name,
             pairs=family["pairs"],
             sensitivity=interval_from(family["sensitivity"]),
             specificity=interval_from(family["specificity"]),

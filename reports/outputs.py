@@ -69,6 +69,15 @@ class Ranking:
         rated = [system for system in self.systems if system.policy.win_rate is not None]
         return rated[0] if rated else None
 
+    @property
+    def leaders(self) -> list[str]:
+        """The titles of the systems with the best win rate; several if they have the same."""
+        if self.leader is None or self.leader.policy.win_rate is None:
+            return []
+        best = self.leader.policy.win_rate.estimate
+        rates = [(system.policy.title, system.policy.win_rate) for system in self.systems]
+        return [title for title, rate in rates if rate is not None and rate.estimate == best]
+
 
 def write_report(config: Config) -> str:
     """Write the page of given summaries, and return the result for the terminal.

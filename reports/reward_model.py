@@ -145,6 +145,8 @@ def _groups(results: Mapping[str, Json], size: str) -> list[PairGroup]:
     of_paper = paper.load()["rm_accuracy_by_confidence"]["mean"] if size else {}
     groups = []
     for key, kind in GROUPS.items():
+        if len(main[key]) == 1:  # the same pairs as all of them
+            continue
         largest = sorted(main[key], key=lambda name: (-main[key][name]["pairs"], name))
         for name in sorted(largest[:MOST_GROUPS], key=lambda name: (len(name), name)):
             accuracies = [

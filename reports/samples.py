@@ -111,10 +111,14 @@ def samples_from(frames: Sequence[pd.DataFrame], authors: Sequence[str]) -> list
 
 
 def _merged(texts: Sequence[SampleText]) -> list[SampleText]:
-    """Return the texts, those that are the same with the same scores in one, by all authors."""
+    """Return the texts, those that are the same with the same scores in one, by all authors.
+
+    Scores are the same if they are printed alike: in another batch, they differ by rounding.
+    """
     authors: dict[SampleText, list[str]] = {}
     for text in texts:
-        authors.setdefault(replace(text, author=""), []).append(text.author)
+        score = None if text.score is None else round(text.score, 2)
+        authors.setdefault(replace(text, author="", score=score), []).append(text.author)
     return [replace(text, author=listed(names)) for text, names in authors.items()]
 
 

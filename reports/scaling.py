@@ -189,10 +189,14 @@ def answer(sizes: Sequence[SizeResult], trained: str) -> Answer:
     largest = list(policies)[len(policies) - len(beaten) :]
     outcomes = {label: row.outcome for label, row in policies.items()}
     by_outcome = _labels_by_outcome(outcomes)
+    # A rate at equal length of fewer seeds than the raw rate would be weaker evidence that sounds
+    # stronger.
+    seeds_of_rate = {label: row.win_rate.seeds for label, row in policies.items() if row.win_rate}
     at_equal_length = {
         label: row.outcome_at_equal_length
         for label, row in policies.items()
         if row.at_equal_length is not None
+        and row.at_equal_length.seeds == seeds_of_rate.get(label, row.at_equal_length.seeds)
     }
     return Answer(
         trained=next(iter(policies.values())).title,
@@ -203,9 +207,7 @@ def answer(sizes: Sequence[SizeResult], trained: str) -> Answer:
         others={word: labels for word, labels in by_outcome.items() if word is not Outcome.BEATS},
         is_same_at_equal_length=at_equal_length == outcomes,
         at_equal_length=_labels_by_outcome(at_equal_length),
-        without_equal_length=tuple(
-            label for label, row in policies.items() if row.at_equal_length is None
-        ),
+        without_equal_length=tuple(label for label in policies if label not in at_equal_length),
         extrapolated=tuple(label for label, row in policies.items() if row.is_extrapolated),
     )
 

@@ -3,17 +3,21 @@
 import json
 import math
 import statistics
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from eval.stats.hypothesis_tests import fisher_exact
-from reports import ablations, about_runs
+from reports import ablation_runs, ablations, about_runs
 from reports.ablation_runs import read_study
+from reports.results import find_runs
 from reports.verdicts import Word
 from stages.config import paths
 from stages.config.command_line import make_config
 from stages.config.errors import UserError
 from stages.config.presets import ABLATIONS, GROUPS, ablations_named
+from stages.runs.files import read_lines
 from stages.runs.manifest import partial_of, stage_folder
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import OFFLINE, fabricate, write_rows
@@ -292,6 +296,63 @@ def test_a_group_of_ablations_has_a_page_of_its_own():
         "dropout",
         *GROUPS["critic-start"].ablations,
     ]
+
+
+@pytest.fixture
+def default_with_rloo(monkeypatch):
+    """A default run that wins 5 of 20 posts, and whose RLOO loses one, two or three."""
+    make_default(won=5)
+    for seed in SEEDS:
+        config = make_config("tiny", seed=seed)
+        summaries = stage_folder(config, "summaries")
+        rows = read_lines(summaries / "ppo.jsonl")
+        written = [{**row, "summary": f"RLOO's {row['id']}"} for row in rows]
+        write_rows(summaries / "rloo.jsonl", written)
+
+        path = stage_folder(config, "win_rate") / "post_scores.jsonl"
+        rows = read_lines(path)
+        ppo_rows = [row for row in rows if row["policy"] == "ppo"]
+        for post, row in enumerate(ppo_rows):
+            is_lost = post < seed
+            rows.append({**row, "policy": "rloo", "score": 0.0 if is_lost else 1.0})
+        write_rows(path, rows)
+
+    def find_runs_with_rloo(name, judge):
+        runs, left_out = find_runs(name, judge)
+        if name == "tiny":
+            runs = [with_rloo(run) for run in runs]
+        return runs, left_out
+
+    monkeypatch.setattr(ablation_runs, "find_runs", find_runs_with_rloo)
+
+
+def with_rloo(run):
+    """A run with the policy RLOO, which is as PPO."""
+    rloo = replace(run.policies["ppo"], name="rloo", title="RLOO")
+    return replace(
+        run,
+        policies={**run.policies, "rloo": rloo},
+        stages={**run.stages, "rloo": run.stages["ppo"]},
+    )
+
+
+def test_a_groups_algorithm_is_compared_with_ppo_on_its_page(default_with_rloo):
+    for name in GROUPS["critics"].ablations:
+        make_ablation(name, (5, 6, 4))
+
+    page = Path(ablations.write_page("tiny", ["critics"]).splitlines()[-1]).with_suffix(".md")
+
+    text = page.read_text()
+    assert text.startswith("# tiny, critics on preferences: RLOO is better than PPO\n")
+    assert "RLOO is another algorithm, trained from the same SFT and reward model." in text
+    assert GROUPS["critics"].about.split()[0] in text
+    cells = row_of(text.partition("## Limitations")[0], "RLOO")
+    assert cells[0] == "better"
+
+
+def test_a_page_without_a_group_has_no_algorithms(default_with_rloo):
+    make_ablation("dropout", (5, 6, 4))
+    assert "RLOO" not in page_of("dropout")
 
 
 def test_no_cell_of_a_table_has_more_than_three_numbers():

@@ -76,6 +76,14 @@ def test_a_judge_that_is_not_shown_to_beat_the_longer_text_says_so():
     assert title_of(page) == "the judge is not significantly better than choosing the longer text"
 
 
+def test_a_judge_that_beats_no_rule_is_compared_with_the_best_of_them():
+    page = page_of(**compared(longest=(-0.02, 0.12), overlap=(-0.08, 0.02)))
+    text = " ".join(page.split())
+    best = "The best simple rule is choosing the text that repeats more of the post"
+    assert f"{best}, which agrees on 78.0%" in text
+    assert "the judge is not significantly different (-3.0 points [-8.0, +2.0])" in text
+
+
 def test_a_judge_that_loses_to_a_rule_says_so():
     page = page_of(**compared(longest=(0.01, 0.05), overlap=(-0.08, -0.02)))
     assert title_of(page) == (

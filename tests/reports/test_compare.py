@@ -211,6 +211,24 @@ def test_policies_that_wrote_the_same_share_a_row():
     assert "| PPO (b) and PPO (c) | My aunt sold lamp 0. |" in markdown
 
 
+def test_policies_that_wrote_the_same_are_named_on_the_first_screen():
+    finish("tiny", A, 1, texts=TEXTS)
+    finish("b", B, 1, texts=TEXTS)
+    finish("c", B, 1)
+    opening = opening_of(page_of("tiny", "b", "c"))
+    assert "PPO (b) wrote the same summaries as PPO (tiny), word for word." in opening
+    assert "PPO (b) +0.0 points, **no difference of 3 points**" in opening
+
+
+def test_settings_of_evaluation_do_not_differ_between_policies():
+    finish("tiny", A, 1, texts=TEXTS)
+    config = make_config("tiny", name="b", seed=1, overrides=("ppo.kl_coef=0.1", "eval.posts=40"))
+    fabricate(config, scores=B)
+    entries, _ = read_entries(["tiny", "b"])
+    (difference,) = what_differs(entries)
+    assert [setting.name for setting in difference.settings] == ["ppo.kl_coef"]
+
+
 def test_the_win_rate_of_several_seeds_has_an_interval_over_seeds():
     """All and none of nine posts: 50% on average, and cut off at 0 and 100%."""
     finish("tiny", WON, 1, texts=TEXTS)
@@ -233,7 +251,9 @@ def test_the_opening_has_every_number_of_posts():
     config = make_config("tiny", name="b", seed=1, overrides=("ppo.kl_coef=0.1",))
     change_results(config, lambda results: results.update(posts=40))
     opening = opening_of(page_of("tiny", "b"))
-    assert opening.startswith("On 40 or 600 held-out posts PPO (b) has a win rate of 100.0%")
+    assert opening.startswith("PPO (b) has a win rate of 100.0%")
+    assert "against the references on 40 held-out posts, and PPO (tiny) 0.0%" in opening
+    assert "on 600." in opening
     assert "The difference on the posts of both is +100.0 points" in opening
 
 

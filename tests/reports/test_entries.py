@@ -6,6 +6,7 @@ import pytest
 
 from reports import compare as compare_page
 from reports.entries import Changes, change_of, compare, differing_settings, read_entries
+from reports.results import Interval
 from stages.config.command_line import make_config
 from stages.runs.files import read_lines
 from stages.runs.manifest import stage_folder
@@ -96,6 +97,10 @@ def test_a_difference_between_the_same_texts_is_not_significant():
     pair = pair_of("tiny/1", "b/1")
     assert pair.changes.identical == 9
     assert pair.changes.summaries == 9
+    assert pair.changes.are_none
+    # The judge's verdicts differ, but the texts do not.
+    assert pair.comparison.over_posts == Interval(estimate=0.0, low=0.0, high=0.0)
+    assert pair.comparison.by_seed == (0.0,)
     assert pair.comparison.p_value == 1.0
 
 

@@ -84,6 +84,15 @@ def test_equal_systems_are_inseparable():
     )
 
 
+def test_systems_with_the_same_rate_lead_together():
+    half = [("policy", "policy"), ("reference", "reference")] * 20
+    losses = [("reference", "reference")] * 40
+    ranking = outputs.ranking(judged_systems({"a": half, "b": half, "c": losses}))
+    assert ranking.leaders == ["A", "B"]
+    answer = " ".join(render.fill_text("outputs_answer.md", ranking=ranking).split())
+    assert answer.startswith("A and B lead with the same win rate. A has 50.0%")
+
+
 def test_the_best_of_twelve_equal_systems_seldom_beats_the_references():
     """The judge answers at random. Of 12 such systems, the best one's own interval is above 50% in
     a quarter of the data sets. Holm's correction limits even one claim, above or below, to 5%.

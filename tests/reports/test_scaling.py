@@ -103,6 +103,19 @@ def test_a_size_without_a_rate_at_equal_length_is_not_called_inconclusive_there(
     assert answer.without_equal_length == ("100K",)
 
 
+def test_a_rate_at_equal_length_of_only_some_seeds_is_no_answer():
+    two_sizes()
+    small, large = sizes_of("tiny-s", "tiny")
+    rate = small.policies["ppo"].at_equal_length
+    assert rate is not None
+    ppo = replace(small.policies["ppo"], at_equal_length=replace(rate, seeds=1))
+    of_one_seed = replace(small, policies={**small.policies, "ppo": ppo})
+
+    answer = scaling.answer([of_one_seed, large], trained="ppo")
+
+    assert answer.without_equal_length == ("100K",)
+
+
 def test_two_wide_seeds_show_nothing():
     two_sizes()
     page = page_of("tiny-s", "tiny")
