@@ -58,7 +58,10 @@ def test_points_have_the_penalty_and_the_kl_of_their_run(runs):
         ),
         (PPO + lines("rloo", 0.7, 0.8, 0.9), "at equal KL no algorithm is shown to be better"),
         (PPO + lines("rloo", 0.8, 0.8, 0.8), "at equal KL no algorithm is 3 points better"),
-        (line("ppo", 0.8, 0.8) + line("rloo", 0.9, 0.9), "no verdict at equal KL, which takes several seeds; this is one"),
+        (
+            line("ppo", 0.8, 0.8) + line("rloo", 0.9, 0.9),
+            "no verdict at equal KL, which takes several seeds; this is one",
+        ),
         (line("ppo", 0.8, kls=(1,)), "nothing was compared at equal KL"),
     ],
     ids=["better", "worse", "seeds disagree", "equal", "one seed", "one point"],
