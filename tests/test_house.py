@@ -252,7 +252,7 @@ assert torch.get_default_dtype() == default_dtype
 """
 
 
-def run_silently(code: str, folder: Path) -> None:
+def assert_runs_silently(code: str, folder: Path) -> None:
     """Run code in an empty folder; it must succeed, print nothing and write no files but caches."""
     process = subprocess.run(
         [sys.executable, "-B", "-c", code],
@@ -279,12 +279,12 @@ def modules_without_torch() -> list[str]:
 
 
 def test_settings_judges_and_reports_need_no_torch(tmp_path):
-    run_silently(IMPORT_WITHOUT_TORCH.format(names=modules_without_torch()), tmp_path)
+    assert_runs_silently(IMPORT_WITHOUT_TORCH.format(names=modules_without_torch()), tmp_path)
 
 
 def test_importing_does_nothing_visible(tmp_path):
     code = IMPORT_ALL.format(names=list(MODULES), without_torch=modules_without_torch())
-    run_silently(code, tmp_path)
+    assert_runs_silently(code, tmp_path)
 
 
 COMMANDS = [

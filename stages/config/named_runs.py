@@ -1,6 +1,6 @@
 """The recorded settings of a run: given only NAME, a command uses them.
 
-If the run's preset is one of ours, its name and the recorded overrides suffice. If it is a file,
+If the run's preset is a built-in one, its name and the recorded overrides suffice. If it is a file,
 which may have changed or moved, the recorded values replace it.
 """
 

@@ -7,7 +7,7 @@ from stages.config.config import SECTIONS, Config
 from stages.config.paths import RUNS, is_path
 
 PRIVATE_SETTINGS = ("judge.base_url",)
-"""Settings whose values nobody else sees."""
+"""Settings whose values are shown to nobody."""
 # Settings whose values with a slash are files, never ids of the hub.
 FILE_SETTINGS = ("data.source", "outputs.file")
 NOT_SHOWN = "set (not shown)"

@@ -174,9 +174,9 @@ def test_an_override_needs_a_name_of_its_own(name):
 
 
 def test_an_upstream_needs_a_name_of_its_own():
-    line = refusal_of(make_config, "tiny", upstream="theirs")
+    line = refusal_of(make_config, "tiny", upstream="another")
 
-    assert line == "UPSTREAM=theirs changes preset tiny: name the run with NAME=..."
+    assert line == "UPSTREAM=another changes preset tiny: name the run with NAME=..."
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "cache", "judge_cache", "models", "reports"])

@@ -319,8 +319,8 @@ def test_a_run_keeps_its_data_and_tokenizer_if_the_file_is_gone(
 
 
 def test_a_run_with_an_upstream_keeps_its_settings(write, runs, place):
-    fabricate(make_config(write(SMALL), name="theirs"))
-    config = make_config("small.yaml", name="mine", upstream="theirs", overrides=("ppo.lam=1",))
+    fabricate(make_config(write(SMALL), name="another"))
+    config = make_config("small.yaml", name="mine", upstream="another", overrides=("ppo.lam=1",))
     fabricate(config)
 
     (place / "small.yaml").unlink()

@@ -49,7 +49,7 @@ def test_an_override_of_the_first_stage_is_refused_with_an_upstream(runs, text):
 def test_a_run_with_an_upstream_has_the_settings_that_the_upstream_recorded(runs):
     upstream = make_config(
         "tiny",
-        name="theirs",
+        name="another",
         overrides=(
             "sft.epochs=3",
             "world.seed=7",
@@ -60,7 +60,7 @@ def test_a_run_with_an_upstream_has_the_settings_that_the_upstream_recorded(runs
     )
     write_records(runs, upstream)
 
-    config = override("ppo.lam=0.5", "sft.epochs=3", upstream="theirs")
+    config = override("ppo.lam=0.5", "sft.epochs=3", upstream="another")
 
     for section in SHARED_SECTIONS:
         assert getattr(config, section) == getattr(upstream, section), section
@@ -81,9 +81,9 @@ def test_a_run_with_an_upstream_has_the_settings_that_the_upstream_recorded(runs
 def test_an_upstream_supplies_the_stages_before_the_first_one_with_other_settings(
     runs, text, first_stage, stages_from_upstream
 ):
-    write_records(runs, make_config("tiny", name="theirs", overrides=("rm.batch_size=4",)))
+    write_records(runs, make_config("tiny", name="another", overrides=("rm.batch_size=4",)))
 
-    config = override(text, upstream="theirs")
+    config = override(text, upstream="another")
 
     assert config.own_from == first_stage
     assert [stage for stage in STAGES if config.is_from_upstream(stage)] == stages_from_upstream
@@ -91,8 +91,8 @@ def test_an_upstream_supplies_the_stages_before_the_first_one_with_other_setting
 
 
 def test_the_first_stage_with_other_settings_is_recorded(runs):
-    write_records(runs, make_config("tiny", name="theirs", overrides=("rm.batch_size=4",)))
-    config = override("rm.learning_rate=0.1", upstream="theirs")
+    write_records(runs, make_config("tiny", name="another", overrides=("rm.batch_size=4",)))
+    config = override("rm.learning_rate=0.1", upstream="another")
 
     write_records(runs, config)
 

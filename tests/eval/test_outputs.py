@@ -305,7 +305,7 @@ def judge_file(path, posts):
 
 @pytest.fixture(scope="module")
 def judged_forty_posts(tmp_path_factory):
-    return judge_file(tmp_path_factory.mktemp("forty") / "theirs.jsonl", posts=40)
+    return judge_file(tmp_path_factory.mktemp("forty") / "systems.jsonl", posts=40)
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def forty_posts(judged_forty_posts, monkeypatch):
 
 
 def test_the_run_is_named_after_its_file(forty_posts):
-    assert forty_posts.config.name == "judged-theirs"
+    assert forty_posts.config.name == "judged-systems"
 
 
 def test_all_stages_of_make_eval_are_done(forty_posts):

@@ -1,9 +1,10 @@
 """500 pairs in both orders are judged through faults and kills, and no reply is paid for twice.
 
-The server fails on 30% of the requests, and the judge is killed five times. A kill between the
-server's last byte and our commit loses a reply that was paid for; nobody can prevent that. It can
-only happen to requests that were under way at the kill, and the cache lists these as requests
-without an outcome. Every other reply is paid for exactly once.
+The server fails on 30% of the requests, and the judge is killed five times. A reply is lost
+although it was paid for if the kill falls between the server's last byte and the commit of the
+reply; nobody can prevent that. It can only happen to requests that were under way at the kill,
+and the cache lists these as requests without an outcome. Every other reply is paid for exactly
+once.
 """
 
 import hashlib

@@ -235,10 +235,16 @@ def test_whitening_is_over_all_processes_or_over_each_apart(over, index):
         return torch.cat(parts)
 
     process: Any = SimpleNamespace(gather=gather, process_index=index)
-    mine, mask = torch.tensor([[1.0, 3.0]]), torch.ones(1, 2).bool()
-    found = advantages.whiten(process, mine, mask, Ppo(whiten_over=over), shift_mean=True)
-    together = [-5 / math.sqrt(16.5), -3 / math.sqrt(16.5)]  # mean 6, variance (25+9+16+16)/4
-    close(found, [together] if over == "batch" else [[-1.0, 1.0]])
+    values = torch.tensor([[1.0, 3.0]])
+    mask = torch.ones(1, 2).bool()
+
+    whitened = advantages.whiten(process, values, mask, Ppo(whiten_over=over), shift_mean=True)
+
+    expected = {
+        "batch": [[-5 / math.sqrt(16.5), -3 / math.sqrt(16.5)]],  # mean 6, variance (25+9+16+16)/4
+        "process": [[-1.0, 1.0]],
+    }
+    close(whitened, expected[over])
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ def start(before_ppo):
 
 def first_rollout(networks):
     """Two responses that end with EOS, and two columns of padding after them."""
-    eos_id, pad_id = networks.eos_id, networks.pad_id
+    eos_id = networks.eos_id
+    pad_id = networks.pad_id
     queries = pad_left([torch.tensor([5, 6, 7]), torch.tensor([8, 9])], pad_id)
     ended = pad_right([torch.tensor([4, 3, eos_id]), torch.tensor([5, eos_id])], pad_id)
     responses = torch.nn.functional.pad(ended, (0, 2), value=pad_id)

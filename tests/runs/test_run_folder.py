@@ -284,9 +284,14 @@ def test_a_stage_is_not_run_twice_at_once(runs, monkeypatch):
 
 def test_another_seed_or_stage_may_run_at_the_same_time(runs, monkeypatch):
     monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
+    other_seed = TINY.changed(seed=1)
+
     with another_process(runs):
-        finish(TINY.changed(seed=1), "sft")
+        finish(other_seed, "sft")
         finish(TINY, "rm")
+
+    assert (stage_folder(other_seed, "sft") / "manifest.json").exists()
+    assert (stage_folder(TINY, "rm") / "manifest.json").exists()
 
 
 def test_the_kernel_releases_the_lock_of_a_killed_process(runs):

@@ -70,11 +70,13 @@ def test_a_pass_is_repeated_once_and_then_halved_until_it_fits(capsys):
 
 def test_a_pass_that_fits_the_second_time_is_not_halved():
     short = budget()
-    failures = iter([torch.OutOfMemoryError()])
+    tries = 0
 
     def run(rows: int) -> int:
-        for failure in failures:
-            raise failure
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise torch.OutOfMemoryError
         return rows
 
     assert short.fit(PassSize(rows=32), run) == 32
@@ -220,7 +222,8 @@ def test_gradients_of_an_attempt_that_failed_do_not_count(policy):
 
 def test_moments_are_allocated_before_the_step_so_that_it_is_never_half_done(policy, monkeypatch):
     """The third tensor's allocation fails once: weights and moments are those of AdamW."""
-    states, weights = [], []
+    states = []
+    weights = []
     for failures in (0, 1):
         network = PolicyModel(copy.deepcopy(policy))
         state = small_state(network)
